@@ -1,0 +1,35 @@
+"""Neural networks that say how sure they are, in one deterministic forward pass."""
+
+from mpgelu.errors import InputError, MissingRuleError, MPGELUError, TrainingError
+from mpgelu.layers import MPGELU, Dropout, GaussianLinear, Linear, ReLU
+from mpgelu.likelihood import Gaussian, HeteroscedasticGaussian
+from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
+from mpgelu.networks import Stack, network, paper_network
+from mpgelu.predictive import Predictive
+from mpgelu.training import History, RecoveryWarning, fit
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "MPGELU",
+    "DiagonalMoments",
+    "Dropout",
+    "FactoredMoments",
+    "FullMoments",
+    "Gaussian",
+    "GaussianLinear",
+    "HeteroscedasticGaussian",
+    "History",
+    "InputError",
+    "Linear",
+    "MPGELUError",
+    "MissingRuleError",
+    "Predictive",
+    "ReLU",
+    "RecoveryWarning",
+    "Stack",
+    "TrainingError",
+    "fit",
+    "network",
+    "paper_network",
+]

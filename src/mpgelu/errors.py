@@ -1,0 +1,26 @@
+"""The errors this library raises, so that callers can catch them apart from Python's own.
+
+Every message names the function and the argument, what was wanted, what came, and the fix.
+"""
+
+from __future__ import annotations
+
+
+class MPGELUError(Exception):
+    """Base class of every error raised on purpose by this library."""
+
+
+class InputError(MPGELUError, ValueError):
+    """An argument has the wrong shape, type or value."""
+
+
+class MissingRuleError(MPGELUError, TypeError):
+    """An operation has no rule for this kind of moments."""
+
+
+class DataError(MPGELUError):
+    """A data set could not be found, downloaded, read or trusted."""
+
+
+class TrainingError(MPGELUError):
+    """Training cannot go on, for example because the loss stays non-finite."""

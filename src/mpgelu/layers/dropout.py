@@ -1,0 +1,47 @@
+"""Dropout as a random layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpgelu.errors import InputError
+from mpgelu.rules import dropout
+
+
+class Dropout(nn.Module):
+    """Independent Bernoulli mask; see :func:`mpgelu.rules.dropout`.
+
+    The randomness is part of the model: training and evaluation mode give the same moments.
+
+    Args:
+        rate: probability of dropping a unit, in [0, 1).
+        rescale: divide what is kept by ``1 - rate``, as ``torch.nn.Dropout`` does; ``False`` is the paper's dropout.
+        device: where the rate lives.
+        dtype: of the rate.
+    """
+
+    rate: Tensor  # a buffer, so that models with different rates can be stacked and trained as one
+
+    def __init__(
+        self,
+        rate: float = 0.5,
+        rescale: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not 0 <= rate < 1:
+            raise InputError(f"Dropout: rate must be in [0, 1), got {rate}; it is the probability of dropping a unit")
+        self.register_buffer("rate", torch.tensor(float(rate), device=device, dtype=dtype))
+        self.rescale = rescale
+
+    def forward(self, input: Any) -> Any:
+        """Apply the layer to a tensor or to moments."""
+        return dropout(input, self.rate, self.rescale)
+
+    def extra_repr(self) -> str:
+        """Settings shown by ``print(network)``."""
+        return f"rate={self.rate.item():g}, rescale={self.rescale}" if self.rate.dim() == 0 else "rates of many models"

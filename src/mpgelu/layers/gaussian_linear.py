@@ -1,0 +1,74 @@
+"""Linear layer with independent Gaussian weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpgelu.errors import InputError
+from mpgelu.rules import gaussian_linear
+
+
+class GaussianLinear(nn.Linear):
+    """Linear layer whose weights and biases are independent Gaussians; see :func:`mpgelu.rules.gaussian_linear`.
+
+    The means start as those of ``torch.nn.Linear``. Variances are held by their logarithm.
+
+    Args:
+        in_features: size of the input.
+        out_features: size of the output.
+        bias: whether to add a bias.
+        initial_variance: of every weight and bias.
+        device: where the parameters live.
+        dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        initial_variance: float = 1e-4,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if not initial_variance > 0:
+            raise InputError(f"GaussianLinear: initial_variance must be positive, got {initial_variance}")
+        super().__init__(in_features, out_features, bias, device, dtype)
+        start = torch.tensor(initial_variance).log().item()
+        self.log_weight_variance = nn.Parameter(torch.full_like(self.weight, start))
+        self.log_bias_variance = nn.Parameter(torch.full_like(self.bias, start)) if bias else None
+
+    @property
+    def weight_variance(self) -> Tensor:
+        """Variance of every weight, ``(out_features, in_features)``."""
+        return self.log_weight_variance.exp()
+
+    @property
+    def bias_variance(self) -> Tensor | None:
+        """Variance of every bias, ``(out_features,)``."""
+        return None if self.log_bias_variance is None else self.log_bias_variance.exp()
+
+    def forward(self, input: Any) -> Any:
+        """Apply the layer to a tensor (with the mean weights) or to moments."""
+        return gaussian_linear(input, self.weight, self.weight_variance, self.bias, self.bias_variance)
+
+    def kl(self, prior_variance: float | Tensor = 1.0) -> Tensor:
+        r"""Kullback-Leibler divergence of the weights and biases from independent :math:`N(0, \sigma_0^2)`.
+
+        .. math:: \tfrac12 \sum \Big( \frac{v + m^2}{\sigma_0^2} - 1 - \log\frac{v}{\sigma_0^2} \Big)
+
+        Args:
+            prior_variance: :math:`\sigma_0^2`, one number for the layer.
+        """
+        total = _kl(self.weight, self.log_weight_variance, prior_variance)
+        if self.log_bias_variance is not None:
+            total = total + _kl(self.bias, self.log_bias_variance, prior_variance)
+        return total
+
+
+def _kl(mean: Tensor, log_variance: Tensor, prior_variance: float | Tensor) -> Tensor:
+    prior = torch.as_tensor(prior_variance, dtype=mean.dtype, device=mean.device)
+    return 0.5 * ((log_variance.exp() + mean.square()) / prior - 1 - log_variance + prior.log()).sum()

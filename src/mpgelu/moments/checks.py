@@ -1,0 +1,105 @@
+"""Checks of what users hand in, made once where moments are built and never again inside the rules."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mpgelu.errors import InputError
+
+
+def check_mean(caller: str, mean: object) -> Tensor:
+    """A float tensor with at least one row and one feature, without NaN or infinity."""
+    if not isinstance(mean, Tensor):
+        raise InputError(f"{caller}: mean must be a torch.Tensor, got {type(mean).__name__}; use torch.as_tensor(x)")
+    if not mean.is_floating_point():
+        raise InputError(f"{caller}: mean must have a float dtype, got {mean.dtype}; use x.float()")
+    if mean.dim() == 0:
+        raise InputError(f"{caller}: mean must have shape (*batch, features), got a scalar; use x.reshape(1)")
+    if mean.numel() == 0:
+        raise InputError(f"{caller}: mean is empty, its shape is {tuple(mean.shape)}; give at least one row")
+    _check_finite(caller, "mean", mean)
+    return mean
+
+
+def check_spread(caller: str, mean: Tensor, spread: object) -> Tensor:
+    """A variance ``(*batch, n)`` or covariance ``(*batch, n, n)`` that belongs to ``mean``, expanded to its batch.
+
+    A spread with one dimension more than ``mean`` is a covariance, any other is a variance.
+    """
+    if not isinstance(spread, Tensor):
+        raise InputError(f"{caller}: the variance or covariance must be a torch.Tensor, got {type(spread).__name__}")
+    if spread.dtype != mean.dtype:
+        raise InputError(
+            f"{caller}: mean is {mean.dtype} but the variance or covariance is {spread.dtype}; "
+            "convert one of them, for example with .to(mean.dtype)"
+        )
+    is_covariance = spread.dim() == mean.dim() + 1
+    wanted = (*mean.shape, mean.shape[-1]) if is_covariance else tuple(mean.shape)
+    try:
+        expanded = spread.expand(wanted)
+    except RuntimeError:
+        raise InputError(
+            f"{caller}: mean has shape {tuple(mean.shape)}, so a variance must broadcast to {tuple(mean.shape)} and a "
+            f"covariance to {(*mean.shape, mean.shape[-1])}, got {tuple(spread.shape)}; one covariance for all rows "
+            "is covariance[None]"
+        ) from None
+    name = "covariance" if is_covariance else "variance"
+    _check_finite(caller, name, spread)
+    if _values_are_known(spread):
+        _check_covariance(caller, spread) if is_covariance else _check_variance(caller, spread)
+    return expanded
+
+
+def check_features(caller: str, weight: Tensor, value: Tensor) -> None:
+    """The last dimension of ``value`` is the number of features that ``weight`` takes."""
+    outputs, inputs = weight.shape
+    if value.dim() == 0 or value.shape[-1] != inputs:
+        came = value.shape[-1] if value.dim() else 0
+        raise InputError(
+            f"{caller}: weight takes {inputs} features but the input has {came} "
+            f"(weight {tuple(weight.shape)}, input {tuple(value.shape)}); did you mean Linear({came}, {outputs})?"
+        )
+    if value.dtype != weight.dtype:
+        raise InputError(
+            f"{caller}: weight is {weight.dtype} but the input is {value.dtype}; "
+            "use x.to(weight.dtype) or network.to(x.dtype)"
+        )
+
+
+def _check_variance(caller: str, variance: Tensor) -> None:
+    smallest = variance.detach().min().item()
+    if smallest < 0:
+        raise InputError(f"{caller}: variance must not be negative, the smallest entry is {smallest:.3g}")
+
+
+def _check_covariance(caller: str, covariance: Tensor) -> None:
+    covariance = covariance.detach()
+    size = covariance.abs().max().item()
+    tolerance = 100 * torch.finfo(covariance.dtype).eps * size * covariance.shape[-1]
+    asymmetry = (covariance - covariance.mT).abs().max().item()
+    if asymmetry > tolerance:
+        raise InputError(
+            f"{caller}: covariance must be symmetric, C and its transpose differ by up to {asymmetry:.3g}; "
+            "use (C + C.mT) / 2"
+        )
+    smallest = torch.linalg.eigvalsh(covariance).min().item()
+    if smallest < -tolerance:
+        raise InputError(
+            f"{caller}: covariance must be positive semidefinite, its smallest eigenvalue is {smallest:.3g}"
+        )
+
+
+def _check_finite(caller: str, name: str, value: Tensor) -> None:
+    if not _values_are_known(value) or torch.isfinite(value).all():
+        return
+    place = tuple(int(i) for i in torch.nonzero(~torch.isfinite(value))[0])
+    raise InputError(
+        f"{caller}: {name} must be finite, got {value[place].item()} at index {place}; "
+        "remove or impute such entries first"
+    )
+
+
+def _values_are_known(value: Tensor) -> bool:
+    """Whether numbers can be looked at: not while a graph is traced, nor under torch.func transforms."""
+    return not (torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(value))

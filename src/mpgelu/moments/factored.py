@@ -1,0 +1,195 @@
+"""Moments whose covariance is an exact sum of a few products: the full covariance without the n x n matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from mpgelu.moments.base import Moments
+from mpgelu.moments.checks import check_mean, check_spread
+from mpgelu.moments.diagonal import DiagonalMoments
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    r"""What one set of independent sources contributes to a covariance.
+
+    .. math:: C = \operatorname{diag}(g)\, F^\top \operatorname{diag}(d)\, F\, \operatorname{diag}(g)
+
+    with :math:`F` the ``factor``, :math:`d` the ``variance`` of the sources and :math:`g` the ``gain``. The factor is
+    shared by all rows until something row-wise scales it; the gain holds such a scale until the next linear map,
+    which then needs one matrix product for the whole batch.
+
+    The ``variance`` tensor itself is the identity of the sources: two blocks that hold the same tensor object
+    speak of the same random numbers, and so may be added factor by factor.
+
+    Args:
+        factor: ``(rank, n)`` shared, or ``(*batch, rank, n)`` per row.
+        variance: ``(*batch, rank)``.
+        gain: ``(n,)`` or ``(*batch, n)``; ``None`` for one.
+    """
+
+    factor: Tensor
+    variance: Tensor
+    gain: Tensor | None = None
+
+    @property
+    def rank(self) -> int:
+        """Number of sources."""
+        return self.factor.shape[-2]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all rows have the same factor, the gain included."""
+        return self.factor.dim() == 2 and (self.gain is None or self.gain.dim() == 1)
+
+    @property
+    def scaled_factor(self) -> Tensor:
+        """The factor with the gain multiplied in, ``(rank, n)`` or ``(*batch, rank, n)``."""
+        return self.factor if self.gain is None else self.factor * self.gain.unsqueeze(-2)
+
+    @property
+    def marginal_variance(self) -> Tensor:
+        """This block's part of the marginal variances, ``(*batch, n)``."""
+        squares = self.factor.square()
+        if self.factor.dim() == 2:
+            marginal = self.variance @ squares
+        else:
+            marginal = (self.variance.unsqueeze(-2) @ squares).squeeze(-2)
+        return marginal if self.gain is None else marginal * self.gain.square()
+
+    @property
+    def dense(self) -> Tensor:
+        """This block's part of the covariance, ``(*batch, n, n)``."""
+        factor = self.scaled_factor
+        return factor.mT @ (self.variance.unsqueeze(-1) * factor)
+
+    def scaled(self, gain: Tensor) -> Block:
+        """The block after unit i has been multiplied by ``gain[..., i]``."""
+        return replace(self, gain=gain if self.gain is None else self.gain * gain)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FactoredMoments(Moments):
+    r"""Mean and an exact covariance held as blocks of independent sources plus an independent residual.
+
+    .. math:: C = \sum_s \operatorname{diag}(g_s) F_s^\top \operatorname{diag}(d_s) F_s \operatorname{diag}(g_s)
+        + \operatorname{diag}(r)
+
+    Closed under linear maps, Gaussian-weight linear maps and independent masks (Dropout, MP-GELU), so a whole
+    MP-GELU network needs no n x n matrix per row. The numbers are those of :class:`FullMoments` to rounding.
+
+    Args:
+        mean: ``(*batch, n)``.
+        blocks: the correlated part.
+        residual: ``(*batch, n)``, variances of what is independent between units; ``None`` for none.
+        max_rank: ``None`` stays exact and lets the rules change to :class:`FullMoments` where that is cheaper.
+            A number bounds the rank carried per row: the least important sources of each row move into the
+            residual, which keeps every variance and drops their correlation; 0 is the diagonal approximation.
+            ``math.inf`` stays factored whatever it costs, which keeps every source apart.
+    """
+
+    mean: Tensor
+    blocks: tuple[Block, ...] = ()
+    residual: Tensor | None = None
+    max_rank: float | None = None
+
+    @classmethod
+    def certain(cls, x: Tensor, max_rank: float | None = None) -> Self:
+        """A known input: zero covariance."""
+        check_mean(f"{cls.__name__}.certain", x)
+        return cls(x, max_rank=max_rank)
+
+    @classmethod
+    def of(cls, mean: Tensor, spread: Tensor, max_rank: float | None = None) -> Self:
+        """An uncertain input with a variance ``(*batch, n)`` or a covariance ``(*batch, n, n)``.
+
+        A covariance is held by its eigenvectors. Gradients with respect to it are those of
+        :func:`torch.linalg.eigh`, which needs distinct eigenvalues.
+        """
+        caller = f"{cls.__name__}.of"
+        check_mean(caller, mean)
+        spread = check_spread(caller, mean, spread)
+        if spread.dim() == mean.dim():
+            return cls(mean, residual=spread, max_rank=max_rank)
+        return cls(mean, (_principal_block(spread),), max_rank=max_rank)
+
+    @classmethod
+    def from_moments(cls, moments: Moments) -> Self:
+        """The same moments, factored: from a diagonal as it is, from a dense covariance by its eigenvectors."""
+        if isinstance(moments, cls):
+            return moments
+        if isinstance(moments, DiagonalMoments):
+            return cls(moments.mean, residual=moments.variance)
+        return cls(moments.mean, (_principal_block(moments.covariance),))
+
+    @property
+    def variance(self) -> Tensor:
+        """Marginal variances ``(*batch, n)``, without forming the covariance."""
+        parts = [block.marginal_variance for block in self.blocks]
+        if self.residual is not None:
+            parts.append(self.residual)
+        return _sum(parts) if parts else torch.zeros_like(self.mean)
+
+    @property
+    def covariance(self) -> Tensor:
+        """Dense view ``(*batch, n, n)``."""
+        parts = [block.dense for block in self.blocks]
+        if self.residual is not None:
+            parts.append(torch.diag_embed(self.residual))
+        return _sum(parts) if parts else self.mean.new_zeros(*self.mean.shape, self.features)
+
+    @property
+    def row_rank(self) -> int:
+        """Total rank of the blocks that differ from row to row: what the next linear map has to pay for."""
+        return sum(block.rank for block in self.blocks if not block.is_shared)
+
+    def map_blocks(self, function: Callable[[Block], Block]) -> tuple[Block, ...]:
+        """Every block through ``function``."""
+        return tuple(function(block) for block in self.blocks)
+
+    def truncated(self, rank: int) -> FactoredMoments:
+        """Keep the ``rank`` most important sources of each row and move the variance of the others into the residual.
+
+        A source's importance is the variance it adds over all units. Marginal variances stay exact; the
+        correlation that the moved sources caused is dropped.
+        """
+        per_row = [block for block in self.blocks if not block.is_shared]
+        factors = torch.cat([b.scaled_factor.expand(*self.batch_shape, b.rank, self.features) for b in per_row], dim=-2)
+        variances = torch.cat([b.variance.expand(*self.batch_shape, b.rank) for b in per_row], dim=-1)
+        contributions = variances.unsqueeze(-1) * factors.square()  # (*batch, total rank, n)
+        order = contributions.sum(-1).argsort(dim=-1, descending=True)
+        kept, moved = order[..., :rank], order[..., rank:]
+        block = Block(
+            torch.take_along_dim(factors, kept.unsqueeze(-1), dim=-2),
+            torch.take_along_dim(variances, kept, dim=-1),
+        )
+        lost = torch.take_along_dim(contributions, moved.unsqueeze(-1), dim=-2).sum(-2)
+        shared = tuple(block for block in self.blocks if block.is_shared)
+        blocks = (*shared, block) if rank else shared
+        return replace(self, blocks=blocks, residual=lost if self.residual is None else self.residual + lost)
+
+    def _describe(self) -> str:
+        sources = sum(block.rank for block in self.blocks)
+        words = f"{len(self.blocks)} blocks of {sources} sources ({self.row_rank} per row)"
+        return words if self.residual is None else f"{words} + residual"
+
+
+def _principal_block(covariance: Tensor) -> Block:
+    values, vectors = torch.linalg.eigh(covariance)
+    return Block(vectors.mT, values.clamp_min(0))  # rounding makes zero eigenvalues slightly negative
+
+
+def _sum(parts: list[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+torch.export.register_dataclass(Block, serialized_type_name="mpgelu.Block")
+torch.export.register_dataclass(FactoredMoments, serialized_type_name="mpgelu.FactoredMoments")

@@ -1,0 +1,160 @@
+"""Ready-made networks: an MLP of any widths, the two networks of the paper, and many networks run as one."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from mpgelu.errors import InputError
+from mpgelu.layers import MPGELU, Dropout, GaussianLinear, Linear, ReLU
+from mpgelu.moments import FactoredMoments, FullMoments
+
+Nonlinearity = Literal["mpgelu", "relu"]
+
+
+def network(
+    in_features: int,
+    hidden: Sequence[int] = (64, 64),
+    outputs: int = 2,
+    *,
+    nonlinearity: Nonlinearity = "mpgelu",
+    rate: float = 0.05,
+    gaussian_weights: bool = False,
+) -> nn.Sequential:
+    """A multilayer perceptron for moments: dropout before every linear layer, a nonlinearity between them.
+
+    What it computes depends only on what it is given: a tensor runs the ordinary deterministic network,
+    moments run the random one.
+
+    Args:
+        in_features: number of input features.
+        hidden: width of each hidden layer, any number of them.
+        outputs: 2 for mean and log-variance (:class:`HeteroscedasticGaussian`), 1 for the mean (:class:`Gaussian`).
+        nonlinearity: ``"mpgelu"`` or ``"relu"`` (with exact covariance).
+        rate: dropout rate, rescaled as in torch; 0 leaves the dropout layers out.
+        gaussian_weights: use :class:`GaussianLinear`, whose weights are random too.
+
+    Example:
+        >>> import torch, mpgelu
+        >>> net = mpgelu.network(4, hidden=(32, 32))
+        >>> net(mpgelu.FactoredMoments.certain(torch.randn(8, 4)))
+        FactoredMoments(mean (8, 2), 3 blocks of 68 sources (36 per row), float32)
+    """
+    _check_sizes("network", in_features=in_features, outputs=outputs, hidden=hidden)
+    layer = GaussianLinear if gaussian_weights else Linear
+    widths = [in_features, *hidden, outputs]
+    modules: list[nn.Module] = []
+    for position, (before, after) in enumerate(itertools.pairwise(widths)):
+        if position > 0:
+            modules.append(_nonlinearity(nonlinearity, "exact"))
+        if rate:
+            modules.append(Dropout(rate))
+        modules.append(layer(before, after))
+    return nn.Sequential(*modules)
+
+
+def paper_network(
+    nonlinearity: Nonlinearity, in_features: int, outputs: int = 2, rate: float = 0.01, width: int = 20
+) -> nn.Sequential:
+    """The networks of the paper: two hidden layers of 20 units, dropout without rescaling.
+
+    MP-GELU has dropout on the input alone, since the nonlinearity is one; ReLU has it before every dense layer, and
+    takes its covariance by the DVI approximation. Weights start Glorot-uniform and biases at zero, which lands on
+    the paper's numbers.
+
+    Args:
+        nonlinearity: ``"mpgelu"`` or ``"relu"``.
+        in_features: Q, the number of input features.
+        outputs: 2 (mean and log-variance) or 1.
+        rate: dropout rate.
+        width: units in each hidden layer.
+    """
+    _check_sizes("paper_network", in_features=in_features, outputs=outputs, hidden=(width,))
+    modules: list[nn.Module] = [Dropout(rate, rescale=False), Linear(in_features, width)]
+    for after in (width, outputs):
+        modules.append(_nonlinearity(nonlinearity, "dvi"))
+        if nonlinearity == "relu":
+            modules.append(Dropout(rate, rescale=False))
+        modules.append(Linear(width, after))
+    for module in modules:
+        if isinstance(module, Linear):
+            nn.init.xavier_uniform_(module.weight)
+            nn.init.zeros_(module.bias)
+    return nn.Sequential(*modules)
+
+
+def _nonlinearity(name: str, covariance: Literal["exact", "dvi"]) -> nn.Module:
+    if name == "mpgelu":
+        return MPGELU()
+    if name == "relu":
+        return ReLU(covariance)
+    raise InputError(f"network: nonlinearity must be 'mpgelu' or 'relu', got {name!r}")
+
+
+def _check_sizes(caller: str, *, in_features: int, outputs: int, hidden: Sequence[int]) -> None:
+    for name, size in [
+        ("in_features", in_features),
+        ("outputs", outputs),
+        *(("hidden", width) for width in hidden),
+    ]:
+        if not isinstance(size, int) or size < 1:
+            raise InputError(f"{caller}: {name} must be a positive whole number, got {size!r}")
+
+
+class Stack(nn.Module):
+    """Several networks of one architecture that run, and train, as one.
+
+    Parameters and buffers gain a leading model dimension, so thousands of small networks become a few large tensor
+    operations. Input and output have the model dimension first; the output's covariance is dense, being small.
+
+    Args:
+        networks: modules of the same architecture; their parameters are copied.
+    """
+
+    def __init__(self, networks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        if not networks:
+            raise InputError("Stack: needs at least one network, got none")
+        parameters, buffers = stack_module_state(list(networks))
+        self._names = [*parameters]
+        self._buffer_names = [*buffers]
+        for position, name in enumerate(self._names):
+            self.register_parameter(f"parameter_{position}", nn.Parameter(parameters[name].detach().clone()))
+        for position, name in enumerate(self._buffer_names):
+            self.register_buffer(f"buffer_{position}", buffers[name].detach().clone())
+        self._skeleton = (copy.deepcopy(networks[0]).to("meta"),)  # in a tuple, so that its parameters stay hidden
+
+    def __len__(self) -> int:
+        """Number of models."""
+        return len(self.get_parameter("parameter_0"))
+
+    def forward(self, value: Any) -> Any:
+        """Run every network on its own slice of ``value``, whose tensors are ``(models, *batch, n)``."""
+        return vmap(self._run)(*self._state(), value)
+
+    def unstack(self) -> list[nn.Module]:
+        """The networks, one by one, with copies of their parameters."""
+        parameters, buffers = self._state()
+        networks = []
+        for index in range(len(self)):
+            state = {name: tensor[index].detach().clone() for name, tensor in (parameters | buffers).items()}
+            network = copy.deepcopy(self._skeleton[0]).to_empty(device=next(iter(state.values())).device)
+            network.load_state_dict(state)
+            networks.append(network)
+        return networks
+
+    def _state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        parameters: dict[str, Tensor] = {
+            name: self.get_parameter(f"parameter_{i}") for i, name in enumerate(self._names)
+        }
+        buffers = {name: self.get_buffer(f"buffer_{i}") for i, name in enumerate(self._buffer_names)}
+        return parameters, buffers
+
+    def _run(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], value: Any) -> Any:
+        output = functional_call(self._skeleton[0], (parameters, buffers), (value,))
+        return FullMoments.from_moments(output) if isinstance(output, FactoredMoments) else output

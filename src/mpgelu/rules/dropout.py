@@ -1,0 +1,80 @@
+"""Dropout as the random layer it is: an independent Bernoulli mask on every unit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import singledispatch
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpgelu.errors import MissingRuleError
+from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
+
+
+def dropout(value: Any, rate: Tensor | float, rescale: bool = True) -> Any:
+    r"""Moments of :math:`\xi \circ h` with :math:`\xi_i` zero with probability ``rate``, otherwise one, or
+    :math:`1/(1-p)` when rescaled.
+
+    Exact for every kind of moments. A plain tensor meets the mean of the mask, so that with ``rescale`` nothing
+    happens to it.
+
+    Args:
+        value: a tensor or moments.
+        rate: probability p of dropping a unit, in [0, 1).
+        rescale: divide what is kept by 1 - p, as ``torch.nn.Dropout`` does; the paper does not.
+    """  # noqa: D205
+    keep = 1 - rate
+    if rescale:
+        return multiply(value, torch.ones_like(torch.as_tensor(rate)), rate / keep)
+    return multiply(value, keep, rate * keep)
+
+
+@singledispatch
+def multiply(value: Any, gain: Tensor | float, noise: Tensor | float) -> Any:
+    r"""Moments of :math:`\xi \circ h` for independent :math:`\xi_i` of mean ``gain`` and variance ``noise``.
+
+    .. math:: g\, m, \qquad g_i g_j C_{ij} + \delta_{ij}\, n_i (v_i + m_i^2)
+
+    Exact for every kind of moments. A plain tensor is multiplied by the gain.
+
+    Args:
+        value: a tensor or moments with n features.
+        gain: mean of the factors; a number or ``(n,)``.
+        noise: variance of the factors; a number or ``(n,)``.
+    """
+    raise MissingRuleError(f"multiply: no rule for {type(value).__name__}; register one with @multiply.register")
+
+
+@multiply.register
+def _(value: Tensor, gain: Tensor | float, noise: Tensor | float) -> Tensor:
+    return value * gain
+
+
+@multiply.register
+def _(value: DiagonalMoments, gain: Tensor | float, noise: Tensor | float) -> DiagonalMoments:
+    second = value.variance + value.mean.square()
+    return DiagonalMoments(value.mean * gain, value.variance * (gain * gain) + second * noise)
+
+
+@multiply.register
+def _(value: FullMoments, gain: Tensor | float, noise: Tensor | float) -> FullMoments:
+    gains = torch.as_tensor(gain).to(value.mean).expand(value.features)
+    second = value.variance + value.mean.square()
+    covariance = value.covariance * (gains.unsqueeze(-1) * gains) + torch.diag_embed(second * noise)
+    return FullMoments(value.mean * gain, covariance)
+
+
+@multiply.register
+def _(value: FactoredMoments, gain: Tensor | float, noise: Tensor | float) -> FactoredMoments:
+    gains = torch.as_tensor(gain).to(value.mean).expand(value.features)
+    residual = (value.variance + value.mean.square()) * noise
+    if value.residual is not None:
+        residual = residual + value.residual * (gain * gain)
+    return replace(
+        value,
+        mean=value.mean * gain,
+        blocks=value.map_blocks(lambda block: block.scaled(gains)),
+        residual=residual,
+    )

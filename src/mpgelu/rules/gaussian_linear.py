@@ -1,0 +1,81 @@
+"""Linear maps with independent Gaussian weights: exact first two moments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import singledispatch
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mpgelu.errors import MissingRuleError
+from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
+from mpgelu.rules.linear import linear
+
+
+@singledispatch
+def gaussian_linear(
+    value: Any, weight: Tensor, weight_variance: Tensor, bias: Tensor | None, bias_variance: Tensor | None
+) -> Any:
+    r"""Moments of :math:`W h + b` for independent Gaussian entries, independent of :math:`h`.
+
+    .. math:: M m + \bar b, \qquad M C M^\top + \operatorname{diag}(V (m^2 + v) + V_b)
+
+    with :math:`M, V` the means and variances of the weights. Exact for full and factored moments. A plain tensor
+    meets the mean weights.
+
+    Args:
+        value: a tensor or moments with n features.
+        weight: means ``(outputs, n)``.
+        weight_variance: variances ``(outputs, n)``.
+        bias: means ``(outputs,)`` or ``None``.
+        bias_variance: variances ``(outputs,)`` or ``None``.
+    """
+    raise MissingRuleError(
+        f"gaussian_linear: no rule for {type(value).__name__}; register one with @gaussian_linear.register"
+    )
+
+
+@gaussian_linear.register
+def _(
+    value: Tensor, weight: Tensor, weight_variance: Tensor, bias: Tensor | None, bias_variance: Tensor | None
+) -> Tensor:
+    mean: Tensor = linear(value, weight, bias)
+    return mean
+
+
+@gaussian_linear.register
+def _(
+    value: DiagonalMoments, weight: Tensor, weight_variance: Tensor, bias: Tensor | None, bias_variance: Tensor | None
+) -> DiagonalMoments:
+    moments: DiagonalMoments = linear(value, weight, bias)
+    return replace(moments, variance=moments.variance + _from_weights(value, weight_variance, bias_variance))
+
+
+@gaussian_linear.register
+def _(
+    value: FullMoments, weight: Tensor, weight_variance: Tensor, bias: Tensor | None, bias_variance: Tensor | None
+) -> FullMoments:
+    moments: FullMoments = linear(value, weight, bias)
+    added = torch.diag_embed(_from_weights(value, weight_variance, bias_variance))
+    return replace(moments, covariance=moments.covariance + added)
+
+
+@gaussian_linear.register
+def _(
+    value: FactoredMoments, weight: Tensor, weight_variance: Tensor, bias: Tensor | None, bias_variance: Tensor | None
+) -> FactoredMoments | FullMoments:
+    moments: FactoredMoments | FullMoments = linear(value, weight, bias)
+    added = _from_weights(value, weight_variance, bias_variance)
+    if isinstance(moments, FullMoments):  # the linear rule found the dense form cheaper
+        return replace(moments, covariance=moments.covariance + torch.diag_embed(added))
+    return replace(moments, residual=added)
+
+
+def _from_weights(
+    value: DiagonalMoments | FullMoments | FactoredMoments, weight_variance: Tensor, bias_variance: Tensor | None
+) -> Tensor:
+    """Variance that the random weights add to each output, ``(*batch, outputs)``."""
+    return F.linear(value.mean.square() + value.variance, weight_variance, bias_variance)

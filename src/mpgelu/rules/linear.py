@@ -1,0 +1,88 @@
+"""Linear maps with known weights: exact for every kind of moments that keeps correlations."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from mpgelu.errors import MissingRuleError
+from mpgelu.moments import Block, DiagonalMoments, FactoredMoments, FullMoments
+from mpgelu.moments.checks import check_features
+
+# Largest table (entries) of weight-times-factor products kept to carry a shared block through one matrix product.
+_TABLE_LIMIT = 2**24
+
+
+@singledispatch
+def linear(value: Any, weight: Tensor, bias: Tensor | None = None) -> Any:
+    r"""Moments of :math:`W h + b`.
+
+    .. math:: W m + b, \qquad W C W^\top
+
+    Exact for full and factored moments. Diagonal moments keep :math:`(W \circ W) v` and drop the correlations.
+
+    Args:
+        value: a tensor or moments with n features.
+        weight: ``(outputs, n)``.
+        bias: ``(outputs,)`` or ``None``.
+    """
+    raise MissingRuleError(f"linear: no rule for {type(value).__name__}; register one with @linear.register")
+
+
+@linear.register
+def _(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    check_features("linear", weight, value)
+    return F.linear(value, weight, bias)
+
+
+@linear.register
+def _(value: DiagonalMoments, weight: Tensor, bias: Tensor | None = None) -> DiagonalMoments:
+    check_features("linear", weight, value.mean)
+    return DiagonalMoments(F.linear(value.mean, weight, bias), F.linear(value.variance, weight.square()))
+
+
+@linear.register
+def _(value: FullMoments, weight: Tensor, bias: Tensor | None = None) -> FullMoments:
+    check_features("linear", weight, value.mean)
+    half = F.linear(value.covariance, weight)  # (*batch, n, outputs)
+    return FullMoments(F.linear(value.mean, weight, bias), weight @ half)
+
+
+@linear.register
+def _(value: FactoredMoments, weight: Tensor, bias: Tensor | None = None) -> FactoredMoments | FullMoments:
+    check_features("linear", weight, value.mean)
+    if value.max_rank is None and _dense_is_cheaper(value.row_rank, *weight.shape):
+        full: FullMoments = linear(FullMoments.from_moments(value), weight, bias)
+        return full
+    if value.max_rank is not None and value.row_rank > value.max_rank:
+        value = value.truncated(int(value.max_rank))
+    blocks = value.map_blocks(lambda block: _carry(block, weight))
+    if value.residual is not None:
+        blocks = (*blocks, Block(weight.mT, value.residual))
+    return FactoredMoments(F.linear(value.mean, weight, bias), blocks, max_rank=value.max_rank)
+
+
+def _carry(block: Block, weight: Tensor) -> Block:
+    """The block of ``W h`` from the block of ``h``, by whichever product needs the smallest intermediate."""
+    factor, gain, outputs = block.factor, block.gain, weight.shape[0]
+    if gain is None:
+        return Block(F.linear(factor, weight), block.variance)
+    if factor.dim() == 2 and factor.numel() * outputs <= _TABLE_LIMIT:
+        # W diag(g) F for all rows at once: a matrix product of g with the table of W[o, j] F[r, j].
+        table = (factor.unsqueeze(-2) * weight).flatten(0, 1)  # (rank * outputs, n)
+        return Block(F.linear(gain, table).view(*gain.shape[:-1], block.rank, outputs), block.variance)
+    if outputs < block.rank:
+        return Block(factor @ (gain.unsqueeze(-2) * weight).mT, block.variance)
+    return Block(F.linear(block.scaled_factor, weight), block.variance)
+
+
+def _dense_is_cheaper(rank: int, outputs: int, inputs: int) -> bool:
+    """Whether to change to n x n matrices: the factors cost ``rank * inputs * outputs`` multiplications per row.
+
+    The dense products cost ``inputs * outputs * (inputs + outputs)``. A layer that narrows stays factored: there
+    writing out the covariance of its wide input would cost more than it saves.
+    """
+    return rank > inputs + outputs and inputs <= 2 * outputs
