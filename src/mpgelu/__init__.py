@@ -7,11 +7,13 @@ from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
 from mpgelu.networks import Stack, network, paper_network
 from mpgelu.predictive import Predictive
 from mpgelu.training import History, RecoveryWarning, fit
+from mpgelu.verify import Audit, verify
 
 __version__ = "0.1.0"
 
 __all__ = [
     "MPGELU",
+    "Audit",
     "DiagonalMoments",
     "Dropout",
     "FactoredMoments",
@@ -32,4 +34,5 @@ __all__ = [
     "fit",
     "network",
     "paper_network",
+    "verify",
 ]

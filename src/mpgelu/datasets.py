@@ -237,12 +237,11 @@ def _download(store: pooch.Pooch, needed: Sequence[str], title: str) -> None:
 def _quiet_pooch() -> Iterator[None]:
     """Keep pooch from logging one line per file; the progress bar already counts them."""
     logger = pooch.get_logger()
-    level = logger.level
-    logger.setLevel("WARNING")
+    disabled, logger.disabled = logger.disabled, True  # its level has no effect once a line was logged
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logger.disabled = disabled
 
 
 def _fetch(store: pooch.Pooch, file: str) -> None:

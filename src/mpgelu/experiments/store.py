@@ -65,9 +65,7 @@ class Store:
                 _repair(descriptor)
                 _write(descriptor, line)
         except OSError as error:
-            raise DataError(
-                f"Store.append: cannot write to {self.path}: {error}; mend this and run again"
-            ) from error
+            raise DataError(f"Store.append: cannot write to {self.path}: {error}; mend this and run again") from error
 
     def records(self) -> list[Record]:
         """All records, in the order they were appended; none if there is no file yet.
@@ -99,9 +97,7 @@ class Store:
         """
         missing = [field for field in self.identity if field not in record]
         if missing:
-            raise InputError(
-                f"Store.key: the record lacks {missing}; the identifying fields are {list(self.identity)}"
-            )
+            raise InputError(f"Store.key: the record lacks {missing}; the identifying fields are {list(self.identity)}")
         return tuple(_plain(record[field]) for field in self.identity)
 
     def keys(self) -> set[Key]:

@@ -117,9 +117,7 @@ def _search(rows: pd.DataFrame | None) -> dict[str, float]:
     """Mean validation NLL of each rate; NaN for a rate that was not tried."""
     if rows is None:
         return {}
-    return {
-        name: rows.loc[rows["rate"] == rate, "nll"].mean(skipna=False) for rate, name in _VALIDATION.items()
-    }
+    return {name: rows.loc[rows["rate"] == rate, "nll"].mean(skipna=False) for rate, name in _VALIDATION.items()}
 
 
 def compare(summary: pd.DataFrame) -> pd.DataFrame:
@@ -190,7 +188,7 @@ def _markdown_cells(pair: list[pd.Series]) -> list[str]:
 
 def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *body]
-    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def latex_table(comparison: pd.DataFrame, outputs: int, covariance: str) -> str:
@@ -262,9 +260,7 @@ def _of_setting(comparison: pd.DataFrame, outputs: int, covariance: str) -> pd.D
     if (outputs, covariance) not in SETTINGS:
         raise InputError(f"tables: ({outputs!r}, {covariance!r}) is not among the settings {list(SETTINGS)}")
     rows = comparison[(comparison["outputs"] == outputs) & (comparison["covariance"] == covariance)]
-    letters = {
-        source: chr(ord("a") + i) for i, source in enumerate(sorted(rows["rate_from"].dropna().unique()))
-    }
+    letters = {source: chr(ord("a") + i) for i, source in enumerate(sorted(rows["rate_from"].dropna().unique()))}
     return rows.assign(source=rows["rate_from"].map(letters))
 
 
@@ -328,12 +324,8 @@ def _caption(rows: pd.DataFrame) -> str:
         "Ours (mean ± standard error over splits), the paper's, and their difference in combined standard "
         f"errors, marked ≠ beyond {_LIMIT:g}.",
         _listing("Rate chosen by", [f"({row['source']}) {row['rate_from']}" for row in _rows(sources)]),
-        _listing(
-            "The table is incomplete; missing:", [_name(row) for row in _rows(rows[rows["splits"] == 0])]
-        ),
-        _listing(
-            f"Partial, not {PAPER_SPLITS} splits:", [f"{_name(row)} ({row['splits']})" for row in partial]
-        ),
+        _listing("The table is incomplete; missing:", [_name(row) for row in _rows(rows[rows["splits"] == 0])]),
+        _listing(f"Partial, not {PAPER_SPLITS} splits:", [f"{_name(row)} ({row['splits']})" for row in partial]),
         _listing("Not finite on some split:", [_name(row) for row in broken]),
     ]
     return " ".join(sentence for sentence in sentences if sentence)
@@ -530,9 +522,7 @@ def write_tables(store_path: str | os.PathLike[str], out_folder: str | os.PathLi
     """
     frame = Store(store_path).frame()
     if frame.empty:
-        raise DataError(
-            f"write_tables: no records in {store_path}; is this the file the runs were stored in?"
-        )
+        raise DataError(f"write_tables: no records in {store_path}; is this the file the runs were stored in?")
     summary = summarise(frame)
     comparison = compare(summary)
     texts = {

@@ -18,7 +18,8 @@ class HeteroscedasticGaussian(nn.Module):
     def expected_log_prob(self, moments: Moments | Tensor, y: Tensor) -> Tensor:
         r"""Expectation of :math:`\log p(y \mid h)` over :math:`h \sim N(\mu, S)`, in closed form, ``(*batch,)``.
 
-        .. math:: -\tfrac12 \Big\{ \log 2\pi + \mu_2 + \big(S_{11} + (\mu_1 - S_{12} - y)^2\big)\, e^{S_{22}/2 - \mu_2} \Big\}
+        .. math:: -\tfrac12 \Big\{ \log 2\pi + \mu_2
+            + \big(S_{11} + (\mu_1 - S_{12} - y)^2\big)\, e^{S_{22}/2 - \mu_2} \Big\}
 
         Equation (1) of the paper, whose second term is misprinted there as :math:`\mu_1`. Exact for Gaussian h.
 
@@ -34,7 +35,7 @@ class HeteroscedasticGaussian(nn.Module):
         return -0.5 * (math.log(2 * math.pi) + log_variance + (covariance[..., 0, 0] + error * error) * precision)
 
     def predictive(self, moments: Moments | Tensor, nodes: int = 32) -> Predictive:
-        r"""Distribution of y: the mixture over the log-variance, whose components are Gaussian; see :class:`Predictive`.
+        r"""Distribution of y: the mixture over the log-variance, each component Gaussian; see :class:`Predictive`.
 
         Args:
             moments: of the two outputs, mean ``(*batch, 2)``.

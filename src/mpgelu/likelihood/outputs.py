@@ -24,5 +24,6 @@ def check_target(caller: str, moments: Moments, y: Tensor) -> None:
     if y.shape != moments.batch_shape:
         fix = "; use y.squeeze(-1)" if y.shape == (*moments.batch_shape, 1) else ""
         raise InputError(
-            f"{caller}: y must have one target for each row, shape {tuple(moments.batch_shape)}, got {tuple(y.shape)}{fix}"
+            f"{caller}: y must have one target for each row, shape {tuple(moments.batch_shape)}, "
+            f"got {tuple(y.shape)}{fix}"
         )

@@ -34,7 +34,7 @@ class DiagonalMoments(Moments):
 
     @classmethod
     def of(cls, mean: Tensor, spread: Tensor) -> Self:
-        """An uncertain input with a variance ``(*batch, n)``; of a covariance ``(*batch, n, n)`` the diagonal is kept."""
+        """An uncertain input with a variance ``(*batch, n)``, or a covariance ``(*batch, n, n)`` cut to its diagonal."""
         caller = f"{cls.__name__}.of"
         check_mean(caller, mean)
         spread = check_spread(caller, mean, spread)

@@ -13,6 +13,10 @@ from mpgelu.moments.base import Moments
 from mpgelu.moments.checks import check_mean, check_spread
 from mpgelu.moments.diagonal import DiagonalMoments
 
+_TABLE_LIMIT = 2**24  # entries of a product table kept to treat all rows in one matrix product
+_SMALL_OUTPUT = 4  # up to so many units, a row's products are cheaper multiplied out than as a matrix product
+_SMALL_PRODUCT = 512  # the same for entries of a row's factor
+
 
 @dataclass(frozen=True, eq=False)
 class Block:
@@ -56,17 +60,22 @@ class Block:
     def marginal_variance(self) -> Tensor:
         """This block's part of the marginal variances, ``(*batch, n)``."""
         squares = self.factor.square()
-        if self.factor.dim() == 2:
-            marginal = self.variance @ squares
-        else:
-            marginal = (self.variance.unsqueeze(-2) @ squares).squeeze(-2)
+        marginal = self.variance @ squares if self.factor.dim() == 2 else _contract(self.variance, squares)
         return marginal if self.gain is None else marginal * self.gain.square()
 
     @property
     def dense(self) -> Tensor:
         """This block's part of the covariance, ``(*batch, n, n)``."""
-        factor = self.scaled_factor
-        return factor.mT @ (self.variance.unsqueeze(-1) * factor)
+        n = self.factor.shape[-1]
+        if self.factor.dim() == 2 and self.factor.numel() * n <= _TABLE_LIMIT:
+            products = (self.factor.unsqueeze(-1) * self.factor.unsqueeze(-2)).flatten(1)  # (rank, n * n)
+            covariance = (self.variance @ products).view(*self.variance.shape[:-1], n, n)
+        elif n <= _SMALL_OUTPUT:
+            weighted = self.variance.unsqueeze(-1) * self.factor
+            covariance = (weighted.unsqueeze(-1) * self.factor.unsqueeze(-2)).sum(-3)
+        else:
+            covariance = self.factor.mT @ (self.variance.unsqueeze(-1) * self.factor)
+        return covariance if self.gain is None else covariance * self.gain.unsqueeze(-1) * self.gain.unsqueeze(-2)
 
     def scaled(self, gain: Tensor) -> Block:
         """The block after unit i has been multiplied by ``gain[..., i]``."""
@@ -182,6 +191,13 @@ class FactoredMoments(Moments):
 def _principal_block(covariance: Tensor) -> Block:
     values, vectors = torch.linalg.eigh(covariance)
     return Block(vectors.mT, values.clamp_min(0))  # rounding makes zero eigenvalues slightly negative
+
+
+def _contract(variance: Tensor, squares: Tensor) -> Tensor:
+    """Sum over the sources of each row: many tiny matrix products are slower than multiplying and adding."""
+    if squares.shape[-1] * squares.shape[-2] <= _SMALL_PRODUCT:
+        return (variance.unsqueeze(-1) * squares).sum(-2)
+    return (variance.unsqueeze(-2) @ squares).squeeze(-2)
 
 
 def _sum(parts: list[Tensor]) -> Tensor:

@@ -74,7 +74,7 @@ def _carry(block: Block, weight: Tensor) -> Block:
         # W diag(g) F for all rows at once: a matrix product of g with the table of W[o, j] F[r, j].
         table = (factor.unsqueeze(-2) * weight).flatten(0, 1)  # (rank * outputs, n)
         return Block(F.linear(gain, table).view(*gain.shape[:-1], block.rank, outputs), block.variance)
-    if outputs < block.rank:
+    if outputs < block.rank and factor.dim() > 2 and block.rank * factor.shape[-1] > 512:
         return Block(factor @ (gain.unsqueeze(-2) * weight).mT, block.variance)
     return Block(F.linear(block.scaled_factor, weight), block.variance)
 

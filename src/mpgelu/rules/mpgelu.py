@@ -16,7 +16,7 @@ from mpgelu.rules.normal import cdf, standardise
 
 @singledispatch
 def mpgelu(value: Any) -> Any:
-    r"""Moments of :math:`\epsilon \circ h`, :math:`\epsilon_i \sim \operatorname{Bernoulli}(k_i)` independent of :math:`h`.
+    r"""Moments of :math:`\epsilon \circ h` for masks :math:`\epsilon_i \sim \operatorname{Bernoulli}(k_i)` independent of h.
 
     .. math:: k = \Phi(m / \sqrt v), \qquad k\, m, \qquad k_i k_j C_{ij} + \delta_{ij}\, k_i (1 - k_i)(v_i + m_i^2)
 

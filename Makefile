@@ -1,0 +1,31 @@
+# Every target works from a fresh clone: it creates .venv and installs what it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: demo test bench docs clean
+
+demo: $(INSTALLED)  ## the paper's toy problem, drawn: figure and numbers in demo/
+	$(BIN)/mpgelu reproduce toy --output demo
+
+test: $(INSTALLED)  ## lint, types, all tests and doctests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+
+bench: $(INSTALLED)  ## speed, measured in one interleaved run: benchmarks/results/
+	$(BIN)/mpgelu bench
+
+docs: $(INSTALLED)  ## the site, in site/
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/mkdocs build --strict
+
+# The constraints pin torch: a looser request would download several gigabytes of GPU packages.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv demo site
