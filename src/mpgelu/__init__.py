@@ -6,6 +6,7 @@ from mpgelu.likelihood import Gaussian, HeteroscedasticGaussian
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
 from mpgelu.networks import Stack, network, paper_network
 from mpgelu.predictive import Predictive
+from mpgelu.propagation import propagate
 from mpgelu.training import History, RecoveryWarning, fit
 from mpgelu.verify import Audit, verify
 
@@ -34,5 +35,6 @@ __all__ = [
     "fit",
     "network",
     "paper_network",
+    "propagate",
     "verify",
 ]

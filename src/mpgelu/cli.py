@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -17,10 +18,13 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its boxes cut long option names off
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 reproduce = typer.Typer(
-    help="Rerun the paper's experiments and set our numbers beside the paper's.", no_args_is_help=True
+    help="Rerun the paper's experiments and set our numbers beside the paper's.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 app.add_typer(reproduce, name="reproduce")
 
@@ -95,13 +99,13 @@ def reproduce_uci(
 
     Example: mpgelu reproduce uci --datasets boston,yacht --tables 2,4 --jobs 2
     """
+    from mpgelu.experiments.report import write_tables
     from mpgelu.experiments.runner import measure_runtimes, run
-    from mpgelu.experiments.tables import write_tables
     from mpgelu.experiments.uci import Effort, cells
 
-    _make_folder(output)
     path = output / "records.jsonl"
     chosen = list(cells(_datasets(datasets), _numbers("tables", tables, 1, 4), _numbers("seeds", seeds, 0, 2**31)))
+    _make_folder(output)
     if not tables_only:
         effort = Effort(splits, grid_splits, full_relu_splits, borrow_rate, epochs)
         folder = None if data is None else str(data)
@@ -130,15 +134,17 @@ def _datasets(names: str) -> list[str]:
     from mpgelu.experiments.uci import LARGE
 
     groups = {"all": list(UCI_NAMES), "small": [name for name in UCI_NAMES if name not in LARGE]}
-    chosen = groups.get(names) or [name.strip() for name in names.split(",")]
+    chosen = groups.get(names) or list(dict.fromkeys(name.strip() for name in names.split(",")))
     if unknown := [name for name in chosen if name not in UCI_NAMES]:
-        raise InputError(f"--datasets: unknown {', '.join(unknown)}; choose from {', '.join(UCI_NAMES)}, small, all")
+        raise InputError(
+            f"--datasets: unknown {', '.join(map(repr, unknown))}; choose from {', '.join(UCI_NAMES)}, small, all"
+        )
     return chosen
 
 
 def _numbers(option: str, text: str, lowest: int, highest: int) -> list[int]:
     try:
-        numbers = [int(part) for part in text.split(",")]
+        numbers = list(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         raise InputError(f"--{option}: wants whole numbers separated by commas, got {text!r}") from None
     if wrong := [number for number in numbers if not lowest <= number <= highest]:
@@ -151,6 +157,8 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--output: cannot create the folder {folder}: {error.strerror}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"--output: the folder {folder} cannot be written to; choose another")
 
 
 def _print(table: Table) -> None:

@@ -42,8 +42,15 @@ def run(
         backend: joblib's: ``"loky"`` on this machine, ``"dask"`` or ``"ray"`` on a cluster.
         scheduler: address of the Dask scheduler; ``None`` starts a local cluster.
         progress: show a bar with the time left.
+
+    Raises:
+        InputError: The backend is unknown or not installed, or the store holds models of another number of epochs.
+        DataError: A data set or the store cannot be read or written.
     """
-    store = Store(path, IDENTITY)
+    _check_backend(backend, scheduler)
+    store = Store(path.resolve(), IDENTITY)  # workers may have another working folder
+    data = None if data is None else str(Path(data).expanduser().resolve())
+    _check_epochs(store, effort.epochs)
     available = {name: len(load_uci(name, data).splits) for name in {cell.dataset for cell in cells}}  # also downloads
     done = store.keys()
     left = sum(models_left(cell, effort, done, available[cell.dataset]) for cell in cells)
@@ -68,6 +75,23 @@ def measure_runtimes(cells: Sequence[Cell], store: Store, data: str | None = Non
             store.append(record)
 
 
+def _check_backend(name: str, scheduler: str | None) -> None:
+    if name not in BACKENDS:
+        raise InputError(f"reproduce: backend must be one of {', '.join(BACKENDS)}, got {name!r}")
+    if scheduler and name != "dask":
+        raise InputError(f"reproduce: a scheduler goes with backend 'dask', not {name!r}")
+
+
+def _check_epochs(store: Store, epochs: int) -> None:
+    """Refuse to mix models of different training lengths in one store, where they could not be told apart."""
+    others = {record["epochs"] for record in store if "epochs" in record} - {epochs}
+    if others:
+        raise InputError(
+            f"reproduce: {store.path} holds models of {', '.join(map(str, sorted(others)))} epochs, not {epochs}; "
+            "give the same number of epochs, or another output folder"
+        )
+
+
 def _finish(cell: Cell, effort: Effort, store: Store, data: str | None) -> None:
     """Run a cell in a worker; what it finished is in the store."""
     for _ in run_cell(cell, effort, store, data):
@@ -76,8 +100,6 @@ def _finish(cell: Cell, effort: Effort, store: Store, data: str | None) -> None:
 
 @contextlib.contextmanager
 def _backend(name: str, scheduler: str | None, jobs: int) -> Iterator[None]:
-    if name not in BACKENDS:
-        raise InputError(f"reproduce: backend must be one of {', '.join(BACKENDS)}, got {name!r}")
     if name == "dask":
         try:
             from distributed import Client, LocalCluster
@@ -86,8 +108,13 @@ def _backend(name: str, scheduler: str | None, jobs: int) -> Iterator[None]:
                 "reproduce: backend 'dask' needs dask; install it with pip install 'mpgelu[dask]'"
             ) from None
         with contextlib.ExitStack() as stack:
-            address = scheduler or stack.enter_context(LocalCluster(n_workers=jobs, threads_per_worker=1))  # type: ignore[no-untyped-call]
-            stack.enter_context(Client(address))  # type: ignore[no-untyped-call]
+            address = scheduler or stack.enter_context(
+                LocalCluster(n_workers=jobs, threads_per_worker=1, dashboard_address=None)  # type: ignore[no-untyped-call]
+            )
+            try:
+                stack.enter_context(Client(address))  # type: ignore[no-untyped-call]
+            except (OSError, ValueError) as error:
+                raise InputError(f"reproduce: cannot reach the Dask scheduler {scheduler}: {error}") from None
             stack.enter_context(joblib.parallel_config(backend="dask"))
             yield
         return

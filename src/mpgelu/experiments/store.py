@@ -71,7 +71,7 @@ class Store:
         """All records, in the order they were appended; none if there is no file yet.
 
         Raises:
-            DataError: A line other than the last is not a JSON object.
+            DataError: The file cannot be read, or a line other than the last is not a JSON object.
         """
         lines = self._read().splitlines()
         records = [_decode(line) for line in lines]
@@ -121,6 +121,8 @@ class Store:
                 return self.path.read_bytes()
         except FileNotFoundError:
             return b""
+        except OSError as error:
+            raise DataError(f"Store: cannot read {self.path}: {error.strerror}; mend this and run again") from error
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
+from mpgelu.files import write_atomically
 from mpgelu.likelihood import HeteroscedasticGaussian
 from mpgelu.moments import FactoredMoments
 from mpgelu.networks import Nonlinearity, paper_network
@@ -68,7 +69,7 @@ def run_toy(nonlinearity: Nonlinearity, *, epochs: int = 1000, seed: int = 0, pr
     x, y = toy_data(seed)
     torch.manual_seed(seed)
     network, likelihood = paper_network(nonlinearity, 1, 2, _RATE), HeteroscedasticGaussian()
-    fit(
+    history = fit(
         network,
         likelihood,
         (x[:, None], y),
@@ -78,6 +79,8 @@ def run_toy(nonlinearity: Nonlinearity, *, epochs: int = 1000, seed: int = 0, pr
         seed=seed,
         progress=progress,
     )
+    if history.interrupted:  # a half-trained network is no result
+        raise KeyboardInterrupt
     grid = torch.linspace(-1, 1, 401)
     with torch.no_grad():
         predictive = likelihood.predictive(network(FactoredMoments.certain(grid[:, None])))
@@ -95,15 +98,15 @@ def draw(results: Sequence[ToyResult], path: Path) -> None:
     axes[0, 0].legend(loc="upper left", fontsize=8, framealpha=0.9)
     axes[1, 0].set_ylabel("standard deviation")
     axes[1, 0].legend(loc="upper center", fontsize=8, framealpha=0.9)
-    _save(figure, path)
+    image = io.BytesIO()
+    figure.savefig(image, dpi=150, format="png")
+    write_atomically(path, image.getvalue())
 
 
 def write_summary(results: Sequence[ToyResult], path: Path) -> None:
     """The numbers of the figure as JSON."""
-    text = json.dumps({result.nonlinearity: result.summary() for result in results}, indent=2)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    numbers = {result.nonlinearity: result.summary() for result in results}
+    write_atomically(path, json.dumps(numbers, indent=2) + "\n")
 
 
 def _draw_bands(axes: Axes, result: ToyResult) -> None:
@@ -129,9 +132,3 @@ def _draw_parts(axes: Axes, result: ToyResult) -> None:
     axes.set_ylim(3e-3, 10)
     axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
     axes.set_xlabel("x")
-
-
-def _save(figure: matplotlib.figure.Figure, path: Path) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    figure.savefig(partial, dpi=150, format="png")
-    os.replace(partial, path)

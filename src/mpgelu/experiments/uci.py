@@ -146,7 +146,13 @@ def models_left(cell: Cell, effort: Effort, done: set[tuple[object, ...]], avail
 
 
 def best_rate(store: Store, cell: Cell, borrowed: bool) -> tuple[float, str]:
-    """The rate with the lowest mean validation NLL of a cell, and how it was chosen."""
+    """The rate with the lowest mean validation NLL of a cell, and how it was chosen.
+
+    A rate whose NLL is not finite on one split is not chosen.
+
+    Raises:
+        DataError: The store has no grid search of the cell, or none of its rates can be chosen.
+    """
     source = Cell(cell.dataset, cell.nonlinearity, cell.outputs, "diagonal" if borrowed else cell.covariance, cell.seed)
     frame = store.frame()
     rows = frame[frame["kind"] == "validation"] if len(frame) else frame
@@ -154,7 +160,10 @@ def best_rate(store: Store, cell: Cell, borrowed: bool) -> tuple[float, str]:
         rows = rows[rows[name] == value] if len(rows) else rows
     if not len(rows):
         raise DataError(f"reproduce: no grid search of '{source}' in {store.path}; run it before '{cell}'")
-    nll = rows.drop_duplicates(["split", "rate"], keep="last").groupby("rate")["nll"].mean()
+    rows = rows.drop_duplicates(["split", "rate"], keep="last").astype({"nll": float}).fillna({"nll": np.inf})
+    nll = rows.groupby("rate")["nll"].mean()
+    if not np.isfinite(nll.min()):
+        raise DataError(f"reproduce: no rate of '{source}' has a finite validation NLL on every split in {store.path}")
     splits = rows["split"].nunique()
     origin = "the diagonal setting's grid" if borrowed else "grid"
     return float(str(nll.idxmin())), f"{origin} over {splits} split{'s' * (splits > 1)}"
@@ -170,13 +179,16 @@ def _run(
     **extra: object,
 ) -> Iterator[int]:
     """Train the models (split, rate) that the store lacks, a stack at a time."""
-    done = store.keys()
+    done, wanted = store.keys(), list(wanted)
     fixed = {"kind": kind, **asdict(cell)}
-    missing = [
-        (split, rate) for split, rate in wanted if store.key({**fixed, "split": split, "rate": rate}) not in done
-    ]
-    for start in range(0, len(missing), _STACK):
-        stack = missing[start : start + _STACK]
+    for start in range(0, len(wanted), _STACK):  # cut before looking at what is done, so that stacks stay the same
+        stack = [
+            (split, rate)
+            for split, rate in wanted[start : start + _STACK]
+            if store.key({**fixed, "split": split, "rate": rate}) not in done
+        ]
+        if not stack:
+            continue
         started = time.perf_counter()
         metrics = _train(cell, kind, dataset, stack, epochs)
         seconds = (time.perf_counter() - started) / len(stack)
@@ -194,7 +206,7 @@ def _train(
     networks = [_network(cell, dataset, split, rate) for split, rate in models]
     likelihood = _likelihood(cell.outputs)
     stack = Stack(networks)
-    fit(
+    history = fit(
         stack,
         likelihood,
         (torch.stack([part.X for part in parts]), torch.stack([part.y for part in parts])),
@@ -206,6 +218,8 @@ def _train(
         seed=cell.seed,
         progress=False,
     )
+    if history.interrupted:  # half-trained models are no results
+        raise KeyboardInterrupt
     return [
         _scores(cell, kind, network, likelihood, part) for network, part in zip(stack.unstack(), parts, strict=True)
     ]

@@ -34,7 +34,7 @@ class DiagonalMoments(Moments):
 
     @classmethod
     def of(cls, mean: Tensor, spread: Tensor) -> Self:
-        """An uncertain input with a variance ``(*batch, n)``, or a covariance ``(*batch, n, n)`` cut to its diagonal."""
+        """An uncertain input with a variance ``(*batch, n)``, or the diagonal of a covariance ``(*batch, n, n)``."""
         caller = f"{cls.__name__}.of"
         check_mean(caller, mean)
         spread = check_spread(caller, mean, spread)

@@ -12,10 +12,10 @@ from torch import Tensor
 from mpgelu.moments.base import Moments
 from mpgelu.moments.checks import check_mean, check_spread
 from mpgelu.moments.diagonal import DiagonalMoments
+from mpgelu.native.row_wise import contract, use_native
 
 _TABLE_LIMIT = 2**24  # entries of a product table kept to treat all rows in one matrix product
-_SMALL_OUTPUT = 4  # up to so many units, a row's products are cheaper multiplied out than as a matrix product
-_SMALL_PRODUCT = 512  # the same for entries of a row's factor
+_SMALL_PRODUCT = 512  # up to so many entries, a row's sum over sources is cheaper multiplied out than as a product
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +59,8 @@ class Block:
     @property
     def marginal_variance(self) -> Tensor:
         """This block's part of the marginal variances, ``(*batch, n)``."""
-        squares = self.factor.square()
-        marginal = self.variance @ squares if self.factor.dim() == 2 else _contract(self.variance, squares)
+        shared = self.factor.dim() == 2
+        marginal = self.variance @ self.factor.square() if shared else _contract(self.variance, self.factor)
         return marginal if self.gain is None else marginal * self.gain.square()
 
     @property
@@ -70,11 +70,8 @@ class Block:
         if self.factor.dim() == 2 and self.factor.numel() * n <= _TABLE_LIMIT:
             products = (self.factor.unsqueeze(-1) * self.factor.unsqueeze(-2)).flatten(1)  # (rank, n * n)
             covariance = (self.variance @ products).view(*self.variance.shape[:-1], n, n)
-        elif n <= _SMALL_OUTPUT:
-            weighted = self.variance.unsqueeze(-1) * self.factor
-            covariance = (weighted.unsqueeze(-1) * self.factor.unsqueeze(-2)).sum(-3)
         else:
-            covariance = self.factor.mT @ (self.variance.unsqueeze(-1) * self.factor)
+            covariance = (self.variance.unsqueeze(-1) * self.factor).mT @ self.factor
         return covariance if self.gain is None else covariance * self.gain.unsqueeze(-1) * self.gain.unsqueeze(-2)
 
     def scaled(self, gain: Tensor) -> Block:
@@ -193,8 +190,11 @@ def _principal_block(covariance: Tensor) -> Block:
     return Block(vectors.mT, values.clamp_min(0))  # rounding makes zero eigenvalues slightly negative
 
 
-def _contract(variance: Tensor, squares: Tensor) -> Tensor:
+def _contract(variance: Tensor, factor: Tensor) -> Tensor:
     """Sum over the sources of each row: many tiny matrix products are slower than multiplying and adding."""
+    if use_native(variance, factor):
+        return contract(variance, factor)
+    squares = factor.square()
     if squares.shape[-1] * squares.shape[-2] <= _SMALL_PRODUCT:
         return (variance.unsqueeze(-1) * squares).sum(-2)
     return (variance.unsqueeze(-2) @ squares).squeeze(-2)

@@ -60,10 +60,10 @@ def _(value: DiagonalMoments, gain: Tensor | float, noise: Tensor | float) -> Di
 
 @multiply.register
 def _(value: FullMoments, gain: Tensor | float, noise: Tensor | float) -> FullMoments:
-    gains = torch.as_tensor(gain).to(value.mean).expand(value.features)
+    gain = torch.as_tensor(gain).to(value.mean)
+    gains = gain * gain if gain.dim() == 0 else gain.unsqueeze(-1) * gain
     second = value.variance + value.mean.square()
-    covariance = value.covariance * (gains.unsqueeze(-1) * gains) + torch.diag_embed(second * noise)
-    return FullMoments(value.mean * gain, covariance)
+    return FullMoments(value.mean * gain, value.covariance * gains + torch.diag_embed(second * noise))
 
 
 @multiply.register

@@ -48,7 +48,8 @@ def _(value: DiagonalMoments, weight: Tensor, bias: Tensor | None = None) -> Dia
 def _(value: FullMoments, weight: Tensor, bias: Tensor | None = None) -> FullMoments:
     check_features("linear", weight, value.mean)
     half = F.linear(value.covariance, weight)  # (*batch, n, outputs)
-    return FullMoments(F.linear(value.mean, weight, bias), weight @ half)
+    # Two products with one weight matrix for all rows: faster than a matrix product of its own for every row.
+    return FullMoments(F.linear(value.mean, weight, bias), F.linear(half.mT, weight))
 
 
 @linear.register

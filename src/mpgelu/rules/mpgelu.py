@@ -11,12 +11,14 @@ from torch import Tensor
 
 from mpgelu.errors import MissingRuleError
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
+from mpgelu.rules import fused
+from mpgelu.rules.fused import use_native
 from mpgelu.rules.normal import cdf, standardise
 
 
 @singledispatch
 def mpgelu(value: Any) -> Any:
-    r"""Moments of :math:`\epsilon \circ h` for masks :math:`\epsilon_i \sim \operatorname{Bernoulli}(k_i)` independent of h.
+    r"""Moments of :math:`\epsilon \circ h`, :math:`\epsilon_i \sim \operatorname{Bernoulli}(k_i)` independent of h.
 
     .. math:: k = \Phi(m / \sqrt v), \qquad k\, m, \qquad k_i k_j C_{ij} + \delta_{ij}\, k_i (1 - k_i)(v_i + m_i^2)
 
@@ -43,6 +45,8 @@ def _(value: Tensor) -> Tensor:
 
 @mpgelu.register
 def _(value: DiagonalMoments) -> DiagonalMoments:
+    if use_native(value.mean, value.variance):
+        return DiagonalMoments(*fused.mpgelu_diagonal(value.mean, value.variance))
     keep = keep_probability(value.mean, value.variance)
     mean = keep * value.mean
     return DiagonalMoments(mean, torch.addcmul(keep * value.variance, mean, value.mean - mean))
@@ -50,25 +54,23 @@ def _(value: DiagonalMoments) -> DiagonalMoments:
 
 @mpgelu.register
 def _(value: FullMoments) -> FullMoments:
-    variance = value.variance
-    keep = keep_probability(value.mean, variance)
-    mean = keep * value.mean
-    added = torch.diag_embed(_mask_variance(keep, variance, mean, value.mean))
-    return FullMoments(mean, value.covariance * keep.unsqueeze(-1) * keep.unsqueeze(-2) + added)
+    keep, mean, added = _mask(value.mean, value.variance)
+    covariance = value.covariance * keep.unsqueeze(-1) * keep.unsqueeze(-2)
+    return FullMoments(mean, covariance + torch.diag_embed(added))
 
 
 @mpgelu.register
 def _(value: FactoredMoments) -> FactoredMoments:
-    variance = value.variance
-    keep = keep_probability(value.mean, variance)
-    mean = keep * value.mean
-    residual = _mask_variance(keep, variance, mean, value.mean)
+    keep, mean, residual = _mask(value.mean, value.variance)
     if value.residual is not None:
-        residual = residual + keep.square() * value.residual
+        residual = torch.addcmul(residual, keep * keep, value.residual)
     return replace(value, mean=mean, blocks=value.map_blocks(lambda block: block.scaled(keep)), residual=residual)
 
 
-def _mask_variance(keep: Tensor, variance: Tensor, mean_after: Tensor, mean_before: Tensor) -> Tensor:
-    """What the mask adds to each unit's variance, ``k (1 - k)(v + m^2)``, from products already at hand."""
-    kept = keep * variance
-    return torch.addcmul(torch.addcmul(kept, keep, kept, value=-1), mean_after, mean_before - mean_after)
+def _mask(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Keep-probability, mean after the mask, and what the mask adds to each variance: ``k (1 - k)(v + m^2)``."""
+    if use_native(mean, variance):
+        return fused.mpgelu_mask(mean, variance)
+    keep = keep_probability(mean, variance)
+    after, kept = keep * mean, keep * variance
+    return keep, after, torch.addcmul(torch.addcmul(kept, keep, kept, value=-1), after, mean - after)

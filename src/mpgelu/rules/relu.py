@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import cache, singledispatch
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from mpgelu.errors import MissingRuleError
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
-from mpgelu.rules.normal import cdf, pdf, standardise
-from mpgelu.rules.relu_pairs import dvi_pairs, exact_pairs
+from mpgelu.rules import fused
+from mpgelu.rules.fused import use_native
+from mpgelu.rules.normal import _smallest_variance, cdf, pdf, standardise
+from mpgelu.rules.relu_pairs import Units, dvi_pairs, dvi_slopes, exact_pairs, exact_slopes, where_inside
 
 Covariance = Literal["exact", "dvi"]
+
+_Rows = tuple[Tensor, Tensor, Tensor]  # vector (rows, n), diagonal (rows, n) and pairs (rows, n (n - 1) / 2)
+
+_CHUNK = 98304  # pairs worked on at a time: temporaries stay in the cache, and calls cost little beside the work
 
 
 @singledispatch
@@ -41,19 +49,18 @@ def _(value: Tensor, covariance: Covariance = "exact") -> Tensor:
 
 @relu.register
 def _(value: DiagonalMoments, covariance: Covariance = "exact") -> DiagonalMoments:
-    mean, variance, _, _ = _marginals(value.mean, value.variance)
-    return DiagonalMoments(mean, variance)
+    if use_native(value.mean, value.variance):
+        return DiagonalMoments(*fused.relu_diagonal(value.mean, value.variance))
+    return DiagonalMoments(*_marginals(value.mean, value.variance, *_units(value.mean, value.variance)))
 
 
 @relu.register
 def _(value: FullMoments, covariance: Covariance = "exact") -> FullMoments:
-    mean, variance, ratio, stddev = _marginals(value.mean, value.variance)
-    first, second, slots = _pairs(value.features, value.mean.device)
-    scale = stddev[..., first] * stddev[..., second]
-    correlation = (value.covariance.flatten(-2)[..., first * value.features + second] / scale).clamp(-1, 1)
-    pairs = exact_pairs if covariance == "exact" else dvi_pairs
-    below = scale * pairs(ratio[..., first], ratio[..., second], correlation)
-    return FullMoments(mean, torch.cat([variance, below], dim=-1)[..., slots])
+    if use_native(value.mean, value.covariance):
+        kernel = fused.relu_full_exact if covariance == "exact" else fused.relu_full_dvi
+        return FullMoments(*kernel(value.mean, value.covariance))
+    mean, after = _FullReLU.apply(value.mean, value.covariance, covariance)  # type: ignore[no-untyped-call]
+    return FullMoments(mean, after)
 
 
 @relu.register
@@ -62,21 +69,171 @@ def _(value: FactoredMoments, covariance: Covariance = "exact") -> FullMoments:
     return full
 
 
-def _marginals(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean and variance after ReLU, and the ratio and standard deviation before it."""
+def _units(mean: Tensor, variance: Tensor) -> tuple[Units, Tensor]:
+    """The units at variance one, and their standard deviation."""
     ratio, stddev = standardise(mean, variance)
-    probability = cdf(ratio)
-    ramp = pdf(ratio) + ratio * probability  # SR(a); SR(-a) = SR(a) - a
-    after = mean * probability + torch.where(variance > 0, stddev, 0) * pdf(ratio)
-    return after, variance * (probability - ramp * (ramp - ratio)), ratio, stddev
+    return Units(ratio, cdf(ratio), pdf(ratio)), stddev
 
 
-@cache
-def _pairs(n: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices of the pairs i < j, and where each entry of the n x n matrix is found in (variances, pairs)."""
-    first, second = torch.triu_indices(n, n, offset=1, device=device)
-    slots = torch.empty(n, n, dtype=torch.long, device=device)
-    slots.fill_diagonal_(0)
-    slots.diagonal().copy_(torch.arange(n, device=device))
-    slots[first, second] = slots[second, first] = n + torch.arange(len(first), device=device)
-    return first, second, slots
+def _marginals(mean: Tensor, variance: Tensor, units: Units, stddev: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance after ReLU."""
+    ratio, probability, density = units
+    ramp = density + ratio * probability  # SR(a); SR(-a) = SR(a) - a
+    after = mean * probability + torch.where(variance > 0, stddev, 0) * density
+    return after, variance * (probability - ramp * (ramp - ratio))
+
+
+class _FullReLU(torch.autograd.Function):
+    """The rule on the pairs i < j only, chunk by chunk; saves its inputs and nothing else."""
+
+    @staticmethod
+    def forward(mean: Tensor, covariance: Tensor, variant: Covariance) -> tuple[Tensor, Tensor]:
+        return _by_chunks(_values, variant, mean, covariance)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.variant = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grads = _FullReLUGradient.apply(*ctx.saved_tensors, *grads, ctx.variant)  # type: ignore[no-untyped-call]
+        return *grads, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, tuple[int, int]]:
+        return _FullReLU.apply(*_batch_first(info, in_dims, inputs)), (0, 0)  # type: ignore[no-untyped-call]
+
+
+class _FullReLUGradient(torch.autograd.Function):
+    """Its gradients, a function of their own so that they too can be vmapped (``torch.func.jacrev``)."""
+
+    @staticmethod
+    def forward(
+        mean: Tensor, covariance: Tensor, grad_mean: Tensor, grad_covariance: Tensor, variant: Covariance
+    ) -> tuple[Tensor, Tensor]:
+        return _by_chunks(_gradients, variant, mean, covariance, grad_mean, grad_covariance)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Nothing to save: there is no second derivative."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, tuple[int, int]]:
+        return _FullReLUGradient.apply(*_batch_first(info, in_dims, inputs)), (0, 0)  # type: ignore[no-untyped-call]
+
+
+def _batch_first(info: Any, in_dims: tuple[int | None, ...], inputs: tuple[Any, ...]) -> list[Any]:
+    """Inputs with the mapped dimension in front of every tensor: the rule is row-wise over leading dimensions."""
+    *tensors, variant = inputs
+    mapped = zip(tensors, in_dims, strict=False)
+    return [x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0) for x, dim in mapped] + [variant]
+
+
+def _by_chunks(rule: Callable[..., _Rows], variant: Covariance, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Apply a rule to chunks of rows, and write the units and pairs it gives into matrices.
+
+    Args:
+        rule: takes the variant, the pairs and the inputs of a chunk; the matrices come as ``(rows, n * n)``.
+        variant: way to the covariance.
+        *inputs: vectors ``(*batch, n)`` and matrices ``(*batch, n, n)`` in turn.
+    """
+    n = inputs[0].shape[-1]
+    compiling = torch.compiler.is_compiling()  # then the compiler fuses, and looks with suspicion at caches
+    pairs = _Pairs.of(n, inputs[0].device) if compiling else _cached_pairs(n, inputs[0].device)
+    flat = [x.reshape(-1, width) for x, width in zip(inputs, (n, n * n) * (len(inputs) // 2), strict=True)]
+    rows = len(flat[0]) if compiling else max(1, _CHUNK // max(1, len(pairs.first)))
+    if len(flat[0]) <= rows:
+        vector, diagonal, above = rule(variant, pairs, *flat)
+        matrix = torch.cat([diagonal, above], dim=1).index_select(1, pairs.matrix)
+        return vector.reshape(inputs[0].shape), matrix.reshape(inputs[1].shape)
+    vectors, matrices = torch.empty_like(flat[0]), torch.empty_like(flat[1])
+    for start in range(0, len(vectors), rows):
+        chunk = slice(start, start + rows)
+        vectors[chunk], diagonal, above = rule(variant, pairs, *(x[chunk] for x in flat))
+        torch.index_select(torch.cat([diagonal, above], dim=1), 1, pairs.matrix, out=matrices[chunk])
+    return vectors.view(inputs[0].shape), matrices.view(inputs[1].shape)
+
+
+class _Pairs(NamedTuple):
+    """Where the pairs i < j of n units are found."""
+
+    first: Tensor  # i of each pair
+    second: Tensor  # j
+    upper: Tensor  # C_ij of each pair in the flattened matrix
+    lower: Tensor  # C_ji
+    matrix: Tensor  # (n * n,): each entry of the matrix in (diagonal, pairs)
+    partners: Tensor  # ((n - 1) * n,): the n - 1 pairs of each unit in (pairs, pairs), in the second where it is j
+
+    @classmethod
+    def of(cls, n: int, device: torch.device) -> Self:
+        """Count the pairs row by row."""
+        first, second = torch.triu_indices(n, n, offset=1, device=device)
+        number = torch.arange(len(first), device=device)
+        matrix = torch.arange(n, device=device).diag()
+        matrix[first, second] = matrix[second, first] = n + number
+        partners = torch.empty(n, max(n - 1, 0), dtype=torch.long, device=device)
+        partners[first, second - 1], partners[second, first] = number, number + len(first)
+        return cls(first, second, first * n + second, second * n + first, matrix.flatten(), partners.T.flatten())
+
+
+_cached_pairs = cache(_Pairs.of)
+
+
+def _values(variant: Covariance, pairs: _Pairs, mean: Tensor, covariance: Tensor) -> _Rows:
+    """Means, variances and the covariance of each pair after ReLU."""
+    variance = covariance[:, :: mean.shape[1] + 1].contiguous()
+    units, stddev = _units(mean, variance)
+    scale, correlation = _standardised_pairs(pairs, stddev, covariance)
+    ratio, probability, density = units
+    one, two = (Units(ratio.index_select(1, k), probability.index_select(1, k), density) for k in pairs[:2])
+    value = (exact_pairs if variant == "exact" else dvi_pairs)(one, two, correlation.clamp_(-1, 1))
+    return *_marginals(mean, variance, units, stddev), value.mul_(scale)
+
+
+def _gradients(
+    variant: Covariance, pairs: _Pairs, mean: Tensor, covariance: Tensor, grad_mean: Tensor, grad_covariance: Tensor
+) -> _Rows:
+    r"""Gradients by the means, the variances and the covariance of each pair, half of it for either triangle.
+
+    A pair contributes :math:`s_i s_j f(a_i, a_j, \rho)` with :math:`a = m / s` and :math:`\rho = C_{ij} / s_i s_j`, the
+    marginals have :math:`\partial m' = (\Phi, \varphi / 2s)` and
+    :math:`\partial v' = (2 s\,\mathrm{SR}(a)\,\Phi(-a), \Phi - \mathrm{SR}\,\varphi)` by :math:`(m, v)`.
+    """
+    variance, grad_variance = (x[:, :: mean.shape[1] + 1].contiguous() for x in (covariance, grad_covariance))
+    units, stddev = _units(mean, variance)
+    scale, unbounded = _standardised_pairs(pairs, stddev, covariance)
+    one, two = (Units(*(x.index_select(1, side) for x in units)) for side in pairs[:2])
+    correlation = unbounded.clamp(-1, 1)
+    slopes = (exact_slopes if variant == "exact" else dvi_slopes)(one, two, correlation)
+    by_rho = where_inside(slopes.by_correlation, unbounded, 1 + 2 * torch.finfo(mean.dtype).eps)
+
+    grad = grad_covariance.index_select(1, pairs.upper).add_(grad_covariance.index_select(1, pairs.lower))
+    grad_above = (grad * by_rho).mul_(0.5)
+    grad.mul_(scale)
+    by_scale = slopes.value.addcmul_(correlation, by_rho, value=-1).mul_(grad)
+    grad_scale = _sum_partners(pairs, by_scale, by_scale)  # times s
+    grad_ratio = _sum_partners(pairs, slopes.by_a1.mul_(grad), slopes.by_a2.mul_(grad))
+
+    ratio, probability, density = units
+    ramp = density + ratio * probability
+    grad_scale += stddev * density * grad_mean - ratio * grad_ratio
+    by_variance = torch.where(variance > _smallest_variance(mean.dtype), grad_scale / (2 * stddev * stddev), 0)
+    return (
+        probability * grad_mean + 2 * stddev * ramp * cdf(-ratio) * grad_variance + grad_ratio / stddev,
+        (probability - ramp * density) * grad_variance + by_variance,
+        grad_above,
+    )
+
+
+def _standardised_pairs(pairs: _Pairs, stddev: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Product of the standard deviations and correlation of each pair; rounding may carry it out of [-1, 1]."""
+    scale = stddev.index_select(1, pairs.first).mul_(stddev.index_select(1, pairs.second))
+    return scale, covariance.index_select(1, pairs.upper).div_(scale)
+
+
+def _sum_partners(pairs: _Pairs, of_first: Tensor, of_second: Tensor) -> Tensor:
+    """Sum over the pairs of each unit what they hold for their first and for their second unit: ``(rows, n)``."""
+    n = math.isqrt(len(pairs.matrix))
+    both = torch.cat([of_first, of_second], dim=1).index_select(1, pairs.partners)
+    return both.view(len(both), n - 1, n).sum(dim=1)

@@ -1,108 +1,152 @@
-"""Covariance of two rectified Gaussians of unit variance: by Price's theorem, and the DVI approximation."""
+"""Covariance of two rectified Gaussians of unit variance: by Price's theorem, and the DVI approximation.
+
+Each formula comes twice: the value alone, and the value with its derivatives by the two ratios and the correlation.
+All are elementwise over ``(rows, pairs)``, made for small chunks: temporaries are overwritten where possible.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mpgelu.rules.normal import cdf, pdf
+from mpgelu.rules.normal import cdf
 
-_NODES = 8
+_LEGENDRE = [(float(1 + x) / 2, float(w) / 2) for x, w in zip(*np.polynomial.legendre.leggauss(8), strict=True)]
 _LOWEST_EXPONENT = -60.0  # exp is many times slower on a CPU where it underflows, and e^-60 is nothing here
+_PER_TURN = 1 / (2 * math.pi)
+_EDGE = 1 - 1e-7  # beyond it the derivative of the DVI formula by rho, infinite at +-1, counts as zero
 
 
-def exact_pairs(a1: Tensor, a2: Tensor, correlation: Tensor) -> Tensor:
+class Units(NamedTuple):
+    """Units of variance one: ratio a of mean to standard deviation, Phi(a) and phi(a)."""
+
+    ratio: Tensor
+    probability: Tensor
+    density: Tensor
+
+
+class Slopes(NamedTuple):
+    """A covariance and its derivatives."""
+
+    value: Tensor
+    by_a1: Tensor
+    by_a2: Tensor
+    by_correlation: Tensor
+
+
+def exact_pairs(one: Units, two: Units, correlation: Tensor) -> Tensor:
     r"""Covariance of :math:`(z_1 + a_1)_+` and :math:`(z_2 + a_2)_+` for standard normal z with correlation rho.
 
     .. math:: \rho\,\Phi(a_1)\Phi(a_2) + \frac1{2\pi} \int_0^{\arcsin\rho} (\rho - \sin t)
         \exp\Big(-\frac{a_1^2 + a_2^2 - 2 a_1 a_2 \sin t}{2\cos^2 t}\Big)\, dt
 
-    Price's theorem: the derivative by rho is the probability that both are positive. The integral is taken by
-    8-point Gauss-Legendre in t: error below 2e-6 for :math:`|a| \le 4`. Gradients are the analytic ones.
+    The integral is taken by 8-point Gauss-Legendre in t: error below 2e-6 for :math:`|a| \le 4`.
 
     Args:
-        a1: ratio of mean to standard deviation of the first unit, any shape.
-        a2: the same of the second unit.
+        one: the first unit of each pair, any shape.
+        two: the second unit.
         correlation: rho in [-1, 1].
     """
-    value: Tensor = _ExactPairs.apply(a1, a2, correlation)[0]  # type: ignore[no-untyped-call]
-    return value
+    return _price(one, two, correlation)[0]
 
 
-class _ExactPairs(torch.autograd.Function):
-    """Saves four tensors instead of the eight nodes' intermediates, and stays finite at rho = +-1."""
+def exact_slopes(one: Units, two: Units, correlation: Tensor) -> Slopes:
+    r"""The covariance of :func:`exact_pairs` with its analytic derivatives, finite at rho = +-1.
 
-    generate_vmap_rule = True
+    Price's theorem: the derivative by rho is the probability :math:`P_{12}` that both are positive, and
 
-    @staticmethod
-    def forward(a1: Tensor, a2: Tensor, correlation: Tensor) -> tuple[Tensor, Tensor]:
-        angle = torch.asin(correlation)
-        squares, product = a1 * a1 + a2 * a2, a1 * a2
-        covariance = torch.zeros_like(correlation)
-        both = torch.zeros_like(correlation)
-        for node, weight in zip(*_legendre(), strict=True):
-            sine = torch.sin(angle * node)
-            exponent = (squares - 2 * product * sine) / (2 * (sine * sine - 1))
-            density = weight * torch.exp(exponent.clamp_min(_LOWEST_EXPONENT))
-            covariance = covariance + (correlation - sine) * density
-            both = both + density
-        angle = angle / (2 * math.pi)
-        independent = cdf(a1) * cdf(a2)
-        both = independent + both * angle
-        return correlation * independent + covariance * angle, both
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*inputs, output[1])
-        ctx.mark_non_differentiable(output[1])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        a1, a2, correlation, both = ctx.saved_tensors
-        # E[1(x1 > 0) x2+] = a2 P(both) + phi(a2) Phi(b1) + rho phi(a1) Phi(b2): Price's theorem for the means.
-        spread = (1 - correlation * correlation).clamp_min(1e-12).rsqrt()
-        p1, p2, d1, d2 = cdf(a1), cdf(a2), pdf(a1), pdf(a2)
-        t1 = d2 * cdf(((a1 - correlation * a2) * spread).clamp(-10, 10))
-        t2 = d1 * cdf(((a2 - correlation * a1) * spread).clamp(-10, 10))
-        by_a1 = a2 * both + t1 + correlation * t2 - p1 * (d2 + a2 * p2)
-        by_a2 = a1 * both + t2 + correlation * t1 - p2 * (d1 + a1 * p1)
-        return grad * by_a1, grad * by_a2, grad * both
+    .. math:: \mathrm E[1(x_1 > 0)\, x_{2+}] = a_2 P_{12} + \varphi(a_2) \Phi(b_1) + \rho\,\varphi(a_1) \Phi(b_2),
+        \qquad b_1 = \frac{a_1 - \rho a_2}{\sqrt{1 - \rho^2}}
+    """
+    value, both = _price(one, two, correlation)
+    (a1, p1, d1), (a2, p2, d2) = one, two
+    spread = (1 - correlation * correlation).clamp_min_(1e-12).rsqrt_()
+    t1 = cdf(torch.addcmul(a1, correlation, a2, value=-1).mul_(spread).clamp_(-10, 10)).mul_(d2)
+    t2 = cdf(torch.addcmul(a2, correlation, a1, value=-1).mul_(spread).clamp_(-10, 10)).mul_(d1)
+    by_a1 = (a2 * both).add_(t1).addcmul_(correlation, t2).addcmul_(p1, torch.addcmul(d2, a2, p2), value=-1)
+    by_a2 = (a1 * both).add_(t2).addcmul_(correlation, t1).addcmul_(p2, torch.addcmul(d1, a1, p1), value=-1)
+    return Slopes(value, by_a1, by_a2, both)
 
 
-def dvi_pairs(a1: Tensor, a2: Tensor, correlation: Tensor) -> Tensor:
+def _price(one: Units, two: Units, correlation: Tensor) -> tuple[Tensor, Tensor]:
+    """The covariance, and the probability that both are positive."""
+    a1, a2 = one.ratio, two.ratio
+    angle = torch.asin(correlation)
+    half_squares, product = (a1 * a1).addcmul_(a2, a2).mul_(0.5), a1 * a2
+    mass, moment = torch.zeros_like(angle), torch.zeros_like(angle)  # integrals of the density, and of sin t times it
+    for node, weight in _LEGENDRE:
+        sine = (angle * node).sin_()
+        exponent = torch.addcmul(half_squares, product, sine, value=-1).div_((sine * sine).sub_(1))
+        density = exponent.clamp_min_(_LOWEST_EXPONENT).exp_()
+        mass.add_(density, alpha=weight)
+        moment.addcmul_(sine, density, value=weight)
+    angle.mul_(_PER_TURN)
+    both = torch.addcmul(one.probability * two.probability, mass, angle)
+    return (correlation * both).addcmul_(moment, angle, value=-1), both
+
+
+def dvi_pairs(one: Units, two: Units, correlation: Tensor) -> Tensor:
     r"""The same covariance by the approximation of Wu et al. (2019), the paper's ReLU baseline.
 
-    .. math:: \rho \Big\{ \Phi(a_1)\Phi(a_2) + \frac{g}{2\pi} \exp\Big[ -\frac{\rho\,(a_1^2 + a_2^2)}{2 g (1 + \bar\rho)}
-        + \frac{\arcsin\rho - \rho}{\rho\, g}\, a_1 a_2 \Big] \Big\}
+    .. math:: \rho \Big\{ \Phi(a_1)\Phi(a_2) + \frac{g}{2\pi} \exp\Big[
+        -\frac{\rho\,(a_1^2 + a_2^2)}{2 g (1 + \bar\rho)} + \frac{\arcsin\rho - \rho}{\rho\, g}\, a_1 a_2 \Big] \Big\}
 
-    with :math:`\bar\rho = \sqrt{1 - \rho^2}` and :math:`g = \arcsin\rho - \rho / (1 + \bar\rho)`; the DVI paper prints a
-    plus sign in g and omits a factor rho, which is wrong by up to 0.49. As here it is within 1.2e-2 of the truth. The
-    covariances it gives are not always positive semidefinite.
+    with :math:`\bar\rho = \sqrt{1 - \rho^2}` and :math:`g = \arcsin\rho - \rho / (1 + \bar\rho)`; the DVI paper
+    prints a plus sign in g and omits a factor rho, which is wrong by up to 0.49. As here it is within 1.2e-2 of the
+    truth. The covariances it gives are not always positive semidefinite.
 
     Args:
-        a1: ratio of mean to standard deviation of the first unit, any shape.
-        a2: the same of the second unit.
+        one: the first unit of each pair, any shape.
+        two: the second unit.
         correlation: rho in [-1, 1].
     """
-    # g and arcsin(rho) - rho vanish with rho: near zero both quotients come from their series.
-    small = correlation.abs() < 0.03
-    rho = torch.where(small, 0.5, correlation.clamp(-1 + 1e-7, 1 - 1e-7))
-    angle = torch.asin(rho)
-    lean = rho / (1 + torch.sqrt(1 - rho * rho))
-    height = angle - lean
-    square = correlation * correlation
-    g = torch.where(small, correlation * (0.5 + square / 24), height)
-    first = torch.where(small, -0.5 - square / 12, -0.5 * lean / height)
-    second = torch.where(small, correlation * (1 / 3 + square * (11 / 90)), (angle - rho) / (rho * height))
-    exponent = first * (a1 * a1 + a2 * a2) + second * (a1 * a2)
-    return correlation * (cdf(a1) * cdf(a2) + g * (1 / (2 * math.pi)) * torch.exp(exponent.clamp_min(_LOWEST_EXPONENT)))
+    bump = _dvi_terms(one.ratio, two.ratio, correlation)[0]
+    return (one.probability * two.probability).add_(bump, alpha=_PER_TURN).mul_(correlation)
 
 
-def _legendre() -> tuple[list[float], list[float]]:
-    """Gauss-Legendre nodes and weights on [0, 1]."""
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
-    return ((nodes + 1) / 2).tolist(), (weights / 2).tolist()
+def dvi_slopes(one: Units, two: Units, correlation: Tensor) -> Slopes:
+    r"""The covariance of :func:`dvi_pairs` with its analytic derivatives.
+
+    It is :math:`\rho\,(\Phi_1 \Phi_2 + h)`, :math:`2\pi h = g \exp[-\tfrac w2 (a_1^2 + a_2^2) + e\,a_1 a_2]`, and with
+    the identities :math:`w' = e w / \bar\rho` and :math:`\rho e' = \rho w / \bar\rho - e (1 + w)`
+
+    .. math:: \rho\,\frac{\partial h}{\partial\rho} = h\,\Big[ w - e (1 + w)\,a_1 a_2
+        + \frac{\rho w}{\bar\rho} \Big( a_1 a_2 - \frac e2 (a_1^2 + a_2^2) \Big) \Big]
+    """
+    (a1, p1, d1), (a2, p2, d2) = one, two
+    bump, w, e, rho_bar, squares, product = _dvi_terms(a1, a2, correlation)
+    by_a1 = (d1 * p2).addcmul_(bump, (e * a2).addcmul_(w, a1, value=-1), value=_PER_TURN).mul_(correlation)
+    by_a2 = (d2 * p1).addcmul_(bump, (e * a1).addcmul_(w, a2, value=-1), value=_PER_TURN).mul_(correlation)
+    level = (p1 * p2).add_(bump, alpha=_PER_TURN)
+    growth = torch.addcmul(product, e, squares, value=-0.5).mul_(correlation).div_(rho_bar).add_(1).mul_(w)
+    growth.addcmul_(torch.addcmul(e, e, w), product, value=-1).mul_(bump)
+    by_rho = torch.add(level, where_inside(growth, correlation, _EDGE), alpha=_PER_TURN)
+    return Slopes(level.mul_(correlation), by_a1, by_a2, by_rho)
+
+
+def _dvi_terms(a1: Tensor, a2: Tensor, correlation: Tensor) -> tuple[Tensor, ...]:
+    r"""The bump :math:`2\pi h`, the w and e of its exponent, :math:`\bar\rho`, :math:`a_1^2 + a_2^2`, :math:`a_1 a_2`.
+
+    With :math:`l = \rho / (1 + \bar\rho)` these are :math:`w = l / g` and
+    :math:`e = (\arcsin\rho - \rho) / (\rho g) = (1 - w \bar\rho) / \rho`.
+    """
+    rho = correlation.clamp(-_EDGE, _EDGE).add_(1e-30)  # never exactly zero, for w
+    rho_bar = (1 - rho * rho).sqrt_()
+    lean = rho / (1 + rho_bar)
+    g = torch.asin(rho).sub_(lean)
+    w = lean.div_(g)
+    # |e| <= 1. Near rho = 0 rounding spoils e but nothing else, because the bump is small there.
+    e = (1 - w * rho_bar).div_(rho).clamp_(-1, 1)
+    squares, product = (a1 * a1).addcmul_(a2, a2), a1 * a2
+    exponent = (e * product).addcmul_(w, squares, value=-0.5).clamp_min_(_LOWEST_EXPONENT)
+    return g.mul_(exponent.exp_()), w, e, rho_bar, squares, product
+
+
+def where_inside(gradient: Tensor, x: Tensor, bound: float) -> Tensor:
+    """The gradient where x lies strictly between -bound and bound, zero elsewhere: one pass, unlike ``torch.where``."""
+    inside: Tensor = torch.ops.aten.hardtanh_backward(gradient, x, -bound, bound)
+    return inside

@@ -1,0 +1,123 @@
+"""Fused C loops for float32 on the CPU, compiled on first use; without a compiler everything runs in torch.
+
+The environment variable ``MPGELU_NATIVE=0`` turns them off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+
+import pooch
+import torch
+from torch import Tensor
+
+# Not -ffast-math: it takes NaN for impossible, and linking with it makes gcc flush denormals in the whole process.
+_FLAGS = (
+    *("-std=c11", "-O3", "-march=native", "-fopenmp-simd", "-ffp-contract=fast"),
+    *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fPIC", "-shared"),
+)
+_log = logging.getLogger("mpgelu")
+
+
+_switched_off = False
+
+
+def available() -> bool:
+    """Whether the kernels can be used: compiled, or found in the cache, on the first call."""
+    return not _switched_off and _library() is not None
+
+
+@contextmanager
+def disabled() -> Iterator[None]:
+    """Run the plain torch formulas inside, for comparison; for the whole process, not for one thread."""
+    global _switched_off
+    before, _switched_off = _switched_off, True
+    try:
+        yield
+    finally:
+        _switched_off = before
+
+
+def run(name: str, sizes: Sequence[int], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+    """Call one function of ``kernels.c``, whose arguments are sizes, inputs and outputs in this order.
+
+    Args:
+        name: the function.
+        sizes: its leading integers.
+        inputs: float32 tensors on the CPU.
+        outputs: contiguous float32 tensors on the CPU, which are overwritten.
+    """
+    library = _library()
+    if library is None:
+        raise RuntimeError(f"run: the kernel {name} was called although there are no native kernels here")
+    inputs = [tensor.contiguous() for tensor in inputs]
+    tensors = [*inputs, *outputs]
+    for tensor in tensors:
+        if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
+            raise TypeError(f"run: the kernel {name} takes contiguous float32 on the CPU, got {tensor.type()}")
+    function = getattr(library, name)
+    function.restype = None
+    function(*map(ctypes.c_int64, sizes), *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors))
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    if os.environ.get("MPGELU_NATIVE") == "0":
+        return None
+    try:
+        return ctypes.CDLL(str(_build()))
+    except subprocess.CalledProcessError as error:
+        reason = f"{shlex.join(error.cmd[:1])} failed: {error.stderr.strip()[:500]}"
+    except OSError as error:
+        reason = str(error)
+    _log.info("No native kernels, which makes small networks slower: %s", reason)
+    return None
+
+
+def _build() -> Path:
+    """Path of the compiled kernels in the user's cache, made there if missing."""
+    compiler = _compiler()
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    source = files(__name__).joinpath("kernels.c").read_text(encoding="utf-8")
+    key = sha256("\0".join([source, *_FLAGS, *compiler, version, platform.machine(), _processor()]).encode())
+    library = Path(pooch.os_cache("mpgelu")) / f"kernels-{key.hexdigest()[:20]}.so"
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:  # several processes may build at once
+            target = Path(folder) / library.name
+            command = [*compiler, *_FLAGS, "-x", "c", "-", "-o", str(target), "-lm"]
+            subprocess.run(command, input=source, capture_output=True, text=True, check=True)
+            target.replace(library)
+    return library
+
+
+def _compiler() -> list[str]:
+    """The C compiler: ``$CC`` or the first one found."""
+    if chosen := shlex.split(os.environ.get("CC", "")):
+        return chosen
+    for name in ("cc", "gcc", "clang"):
+        if path := shutil.which(name):
+            return [path]
+    raise FileNotFoundError("there is no C compiler (cc, gcc, clang or $CC)")
+
+
+def _processor() -> str:
+    """What the compiler's ``-march=native`` depends on: a shared home folder may serve different machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))

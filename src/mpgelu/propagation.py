@@ -1,0 +1,68 @@
+"""Predicting many rows: a network applied chunk by chunk, in bounded memory and in the processor's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from mpgelu.errors import InputError
+from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moments
+from mpgelu.moments.checks import check_mean
+
+_CHUNK_ENTRIES = 2**18  # entries of the largest temporary, one megabyte in float32: the size of a core's cache
+_FEWEST_ROWS = 64
+
+
+def propagate(
+    network: nn.Module,
+    x: Tensor,
+    *,
+    moments: Callable[[Tensor], Moments] = FactoredMoments.certain,
+    chunk_rows: int | None = None,
+) -> DiagonalMoments | FullMoments:
+    """Moments of a network's output for every row of ``x``, without gradients.
+
+    The same numbers as ``network(moments(x))``, with temporaries of one chunk of rows at a time. Ten million rows need
+    the memory of their output and no more, and large batches run faster because the chunks fit the cache.
+
+    Args:
+        network: any module from moments to moments.
+        x: inputs ``(rows, features)``.
+        moments: how to start, for example ``DiagonalMoments.certain``.
+        chunk_rows: rows at a time; chosen from the sizes of the layers by default.
+
+    Returns:
+        Diagonal moments if the network gave such, otherwise full ones (its outputs are few).
+
+    Example:
+        >>> import torch, mpgelu
+        >>> mpgelu.propagate(mpgelu.network(4), torch.randn(10_000, 4))
+        FullMoments(mean (10000, 2), float32)
+    """
+    check_mean("propagate", x)
+    if x.dim() != 2:
+        raise InputError(f"propagate: x must have shape (rows, features), got {tuple(x.shape)}")
+    size = chunk_rows or _chunk_rows(network, x.shape[-1])
+    if size < 1:
+        raise InputError(f"propagate: chunk_rows must be at least 1, got {chunk_rows}")
+    with torch.no_grad():
+        parts = [_dense(network(moments(chunk))) for chunk in torch.split(x, size)]
+    if len(parts) == 1:
+        return parts[0]
+    mean = torch.cat([part.mean for part in parts])
+    if isinstance(parts[0], DiagonalMoments):
+        return DiagonalMoments(mean, torch.cat([part.variance for part in parts]))
+    return FullMoments(mean, torch.cat([part.covariance for part in parts]))
+
+
+def _dense(output: Moments) -> DiagonalMoments | FullMoments:
+    """The output without references to the chunk's temporaries, which a factored one would keep alive."""
+    return output if isinstance(output, DiagonalMoments | FullMoments) else FullMoments.from_moments(output)
+
+
+def _chunk_rows(network: nn.Module, features: int) -> int:
+    """Rows whose largest temporary, a factor of the widest layer for each feature, fills the cache."""
+    widest = max((p.shape[0] for p in network.parameters() if p.dim() == 2), default=1)
+    return max(_FEWEST_ROWS, _CHUNK_ENTRIES // (widest * min(features, widest)))

@@ -1,0 +1,77 @@
+"""The order in which modules may import each other, and the public names."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import mpgelu
+
+# A module imports only from those before it.
+ORDER = (
+    "errors",
+    "native",
+    "datasets",
+    "moments",
+    "rules",
+    "layers",
+    "networks",
+    "predictive",
+    "likelihood",
+    "training",
+    "verify",
+    "experiments",
+    "cli",
+)
+ROOT = Path(mpgelu.__file__).parent
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level parts of the package that a file imports from, wherever in the file."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("mpgelu.")}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name} line {node.lineno}: imports in this package are absolute"
+            if node.module == "mpgelu":
+                found |= {alias.name for alias in node.names}
+            elif node.module is not None and node.module.startswith("mpgelu."):
+                found.add(node.module.split(".")[1])
+    return found
+
+
+def files() -> list[tuple[str, Path]]:
+    """Every file below the package with the part that it belongs to."""
+    paths = [path.relative_to(ROOT) for path in ROOT.rglob("*.py")]
+    return [(path.parts[0].removesuffix(".py"), ROOT / path) for path in paths if path.parts[0] != "__init__.py"]
+
+
+def test_every_part_has_its_place() -> None:
+    assert {part for part, _ in files()} - {"__main__"} <= set(ORDER)
+
+
+def test_imports_follow_the_order() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for part, path in files()
+        if part in ORDER
+        for name in imported(path)
+        if name in ORDER and ORDER.index(name) > ORDER.index(part)
+    ]
+    assert not wrong
+
+
+def test_inside_the_package_nothing_imports_the_package_itself() -> None:
+    wrong = {path.name: imported(path) - set(ORDER) for part, path in files() if part in ORDER[:-2]}
+    assert not {name: names for name, names in wrong.items() if names}
+
+
+def test_public_names_are_sorted_and_there() -> None:
+    def place(name: str) -> tuple[bool, bool, str]:  # constants, classes, functions
+        return not name.isupper(), not name[0].isupper(), name
+
+    assert mpgelu.__all__ == sorted(mpgelu.__all__, key=place)
+    assert len(set(mpgelu.__all__)) == len(mpgelu.__all__)
+    assert all(hasattr(mpgelu, name) for name in mpgelu.__all__)
+    assert all(getattr(mpgelu, name).__doc__ for name in mpgelu.__all__)
