@@ -1,4 +1,4 @@
-"""What the tests compare with, written in numpy and scipy, and the moments and rules that the contract tests run over."""
+"""What tests compare with, in numpy and scipy, and the moments and rules that the contract tests run over."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def relu_marginal(a: float, s: float = 1.0) -> tuple[float, float]:
     """Mean and variance of ReLU of N(a s, s^2), by adaptive quadrature of integrands that are never negative."""
     if a < 0:  # with exp(-a^2 / 2) taken out, which keeps the relative accuracy of a far tail
         scale = math.exp(-a * a / 2) / math.sqrt(2 * math.pi)
-        first, second = (scale * _integral(lambda x, k=k: x**k * math.exp(a * x - x * x / 2), 0, 12) for k in (1, 2))
+        first = scale * _integral(lambda x: x * math.exp(a * x - x * x / 2), 0, 12)
+        second = scale * _integral(lambda x: x * x * math.exp(a * x - x * x / 2), 0, 12)
         return s * first, s * s * (second - first * first)
     mean = _integral(lambda z: (z + a) * _pdf(z), -a, 0) + _integral(lambda z: (z + a) * _pdf(z), 0, 12)
     spread = sum(_integral(lambda z: (z + a - mean) ** 2 * _pdf(z), *ends) for ends in ((max(-a, -12), 0), (0, 12)))
@@ -130,32 +131,38 @@ def random_covariance(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor
     return root @ root.mT / n + 0.1 * torch.eye(n, dtype=dtype)
 
 
+def _normal(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def _uniform(*shape: int) -> Tensor:
+    return torch.rand(shape, dtype=torch.float64)
+
+
 def _uncertain(kind: Any) -> Callable[..., Moments]:
     def build(*shape: int) -> Moments:
-        mean = torch.randn(shape, dtype=torch.float64)
-        moments: Moments = kind.of(mean, random_covariance(*shape))
+        moments: Moments = kind.of(_normal(*shape), random_covariance(*shape))
         return moments
 
     return build
 
 
 def _independent(*shape: int) -> Moments:
-    return FactoredMoments.of(torch.randn(shape, dtype=torch.float64), torch.rand(shape, dtype=torch.float64) + 0.1)
+    return FactoredMoments.of(_normal(*shape), _uniform(*shape) + 0.1)
 
 
 def _shared(*shape: int) -> Moments:
     *batch, n = shape
-    block = Block(torch.randn(3, n, dtype=torch.float64), torch.rand(*batch, 3, dtype=torch.float64))
-    return FactoredMoments(torch.randn(shape, dtype=torch.float64), (block,), torch.rand(shape, dtype=torch.float64))
+    block = Block(_normal(3, n), _uniform(*batch, 3))
+    return FactoredMoments(_normal(*shape), (block,), _uniform(*shape))
 
 
 def _scaled(*shape: int) -> Moments:
     *batch, n = shape
-    double = {"dtype": torch.float64}
-    shared = Block(torch.randn(3, n, **double), torch.rand(*batch, 3, **double), torch.rand(shape, **double))
-    per_row = Block(torch.randn(*batch, 2, n, **double), torch.rand(*batch, 2, **double), torch.rand(n, **double))
-    both = Block(torch.randn(*batch, 2, n, **double), torch.rand(*batch, 2, **double), torch.rand(shape, **double))
-    return FactoredMoments(torch.randn(shape, **double), (shared, per_row, both))
+    shared = Block(_normal(3, n), _uniform(*batch, 3), _uniform(*shape))
+    per_row = Block(_normal(*batch, 2, n), _uniform(*batch, 2), _uniform(n))
+    both = Block(_normal(*batch, 2, n), _uniform(*batch, 2), _uniform(*shape))
+    return FactoredMoments(_normal(*shape), (shared, per_row, both))
 
 
 # name: from a shape (*batch, n) to float64 moments; each holds its covariance in another way
@@ -207,7 +214,7 @@ class Rule:
 
 
 def _random(*shapes: tuple[int, ...], positive: tuple[int, ...] = ()) -> tuple[Tensor, ...]:
-    drawn = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    drawn = [_normal(*shape) for shape in shapes]
     return tuple(value.square() + 0.1 if place in positive else value for place, value in enumerate(drawn))
 
 
@@ -222,12 +229,12 @@ RULES = [
     ),
     Rule(
         "dropout, rescaled",
-        lambda value, *rate: dropout(value, *(rate or (RATE,))),
+        lambda value, rate=RATE: dropout(value, rate),
         lambda m, c: dropout_reference(m, c, RATE, True),
     ),
     Rule(
         "dropout, paper",
-        lambda value, *rate: dropout(value, *(rate or (RATE,)), rescale=False),
+        lambda value, rate=RATE: dropout(value, rate, rescale=False),
         lambda m, c: dropout_reference(m, c, RATE, False),
     ),
     Rule("multiply", multiply, multiply_reference, lambda n: _random((n,), (n,), positive=(1,))),

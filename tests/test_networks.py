@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from reference import TYPES
 from torch import Tensor, nn
 
 import mpgelu as mp
 from mpgelu import Dropout, FactoredMoments, FullMoments, GaussianLinear, InputError, Linear, Stack
+from reference import TYPES
 
 
 def names(net: nn.Sequential) -> list[str]:
@@ -88,9 +88,9 @@ def test_paper_network_starts_glorot_uniform_without_rescaled_dropout(nonlineari
 
 
 def test_paper_network_names_itself_in_errors() -> None:
-    with pytest.raises(InputError, match="^paper_network: nonlinearity"):
+    with pytest.raises(InputError, match=r"^paper_network: nonlinearity"):
         mp.paper_network("gelu", 3)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="^paper_network: in_features"):
+    with pytest.raises(InputError, match=r"^paper_network: in_features"):
         mp.paper_network("relu", 0)
 
 
@@ -154,7 +154,8 @@ def test_unstack_gives_the_networks_back() -> None:
 
 
 def test_unstack_keeps_the_dtype() -> None:
-    for stack in (Stack(different_networks(dtype=torch.float64)), Stack(different_networks(dtype=torch.float32)).double()):
+    single, double = (Stack(different_networks(dtype=dtype)) for dtype in (torch.float32, torch.float64))
+    for stack in (double, single.double()):
         for net in stack.unstack():
             assert {value.dtype for value in net.state_dict().values()} == {torch.float64}
     wide = Stack([mp.network(3).double()])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -120,6 +120,36 @@ def reproduce_uci(
     typer.echo(f"tables: {output}")
 
 
+@app.command("bench")
+def bench(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the numbers, tables and figures.")] = Path(
+        "results/bench"
+    ),
+    json: Annotated[Path | None, typer.Option(help="Write the numbers to this file too.")] = None,
+    sections: Annotated[str, typer.Option(help="Which: inference, training, models, latency, growth, counts.")] = "all",
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of every method; the best counts.")] = 9,
+    compiled: Annotated[bool, typer.Option(help="Measure torch.compile too, which takes minutes to compile.")] = True,
+    quick: Annotated[bool, typer.Option(help="A smoke run on tiny sizes; the numbers mean nothing.")] = False,
+    readme: Annotated[Path | None, typer.Option(help="Write the table of inference times into this file.")] = None,
+) -> None:
+    """Measure speed: all methods in one process, in turns, ratios beside times.
+
+    Example: mpgelu bench --sections inference --no-compiled --json bench.json
+    """
+    from mpgelu.bench import report
+    from mpgelu.bench.run import run
+
+    results = run(_sections(sections), rounds=rounds, threads=threads, compiled=compiled, quick=quick)
+    report.write(results, output)
+    if json is not None:
+        report.write_json(results, json)
+    if readme is not None:
+        report.update_readme(results, readme)
+    _print_rows("targets", report.targets(results))
+    typer.echo(f"numbers, tables and figures: {output}")
+
+
 def main() -> None:
     """Entry point: an expected error is one line and exit code 2, never a traceback."""
     try:
@@ -152,6 +182,15 @@ def _numbers(option: str, text: str, lowest: int, highest: int) -> list[int]:
     return numbers
 
 
+def _sections(text: str) -> list[str]:
+    from mpgelu.bench.sections import SECTIONS
+
+    chosen = list(SECTIONS) if text == "all" else [name.strip() for name in text.split(",")]
+    if unknown := [name for name in chosen if name not in SECTIONS]:
+        raise InputError(f"--sections: unknown {', '.join(unknown)}; choose from {', '.join(SECTIONS)}, all")
+    return chosen
+
+
 def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -159,6 +198,14 @@ def _make_folder(folder: Path) -> None:
         raise InputError(f"--output: cannot create the folder {folder}: {error.strerror}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"--output: the folder {folder} cannot be written to; choose another")
+
+
+def _print_rows(title: str, rows: list[dict[str, Any]]) -> None:
+    if rows:
+        table = Table(*rows[0], title=title)
+        for row in rows:
+            table.add_row(*map(str, row.values()))
+        _print(table)
 
 
 def _print(table: Table) -> None:

@@ -218,7 +218,6 @@ class Predictive:
         rows = self if q.dim() == 0 else self[..., None]
         with torch.no_grad():
             root = rows._root(q)
-        root = root.detach()  # no_grad does not stop forward-mode derivatives
         residual = q - rows.cdf(root)
         density = rows.log_prob(root).exp().detach()
         density = torch.where(density > torch.finfo(density.dtype).tiny, density, math.inf)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference import TYPES, normal_rule, product_rule
 from torch import Tensor, nn
 
 import mpgelu as mp
 from mpgelu import DiagonalMoments, FactoredMoments, FullMoments, Gaussian, HeteroscedasticGaussian, InputError
+from reference import TYPES, normal_rule, product_rule
 
 OUTPUTS: dict[str, tuple[list[float], list[list[float]]]] = {
     "independent": ([0.3, -1.0], [[0.5, 0.0], [0.0, 0.3]]),
@@ -71,7 +71,8 @@ def test_gaussian_matches_brute_force(kind: Any, noise: float) -> None:
     found = Gaussian(noise).double().expected_log_prob(moments, torch.tensor(TARGETS, dtype=torch.float64))
     for ours, y in zip(found.tolist(), TARGETS, strict=True):
         wanted = weights @ (-0.5 * (math.log(2 * math.pi * noise) + (y - h) ** 2 / noise))
-        assert ours == pytest.approx(wanted, rel=1e-6)
+        # The logarithm of the noise is held in float32, which is exact for unit noise only.
+        assert ours == pytest.approx(wanted, rel=1e-8 if noise == 1 else 1e-6)
 
 
 def test_the_paper_uses_unit_noise() -> None:
@@ -84,7 +85,7 @@ def test_the_paper_uses_unit_noise() -> None:
 def test_a_plain_output_is_known_exactly(likelihood: Any, count: int) -> None:
     output, y = torch.randn(2, 5, count, dtype=torch.float64), torch.randn(2, 5, dtype=torch.float64)
     variance = output[..., 1].exp() if count == 2 else torch.tensor(0.5).double()
-    wanted = torch.distributions.Normal(output[..., 0], variance.sqrt()).log_prob(y)
+    wanted = -0.5 * (torch.log(2 * math.pi * variance) + (y - output[..., 0]) ** 2 / variance)
     torch.testing.assert_close(likelihood.expected_log_prob(output, y), wanted, rtol=1e-6, atol=1e-6)
     predictive = likelihood.predictive(output)
     torch.testing.assert_close(predictive.mean, output[..., 0])
@@ -166,7 +167,7 @@ def test_bad_noise(noise: float) -> None:
 @pytest.mark.parametrize(("likelihood", "count"), [(HeteroscedasticGaussian(), 2), (Gaussian(), 1)])
 def test_wrong_number_of_outputs(likelihood: Any, count: int) -> None:
     name = type(likelihood).__name__
-    for wrong in ({1, 2, 3} - {count}):
+    for wrong in {1, 2, 3} - {count}:
         output = torch.zeros(5, wrong)
         for given in (output, FullMoments.certain(output)):
             with pytest.raises(InputError, match=rf"{name}.expected_log_prob: needs .* {count} output.*\(5, {wrong}\)"):
@@ -178,7 +179,7 @@ def test_wrong_number_of_outputs(likelihood: Any, count: int) -> None:
 @pytest.mark.parametrize(("likelihood", "count"), [(HeteroscedasticGaussian(), 2), (Gaussian(), 1)])
 def test_targets_with_a_column_are_refused_with_the_fix(likelihood: Any, count: int) -> None:
     moments = DiagonalMoments.certain(torch.zeros(5, count))
-    with pytest.raises(InputError, match=r"y must have one target for each row, shape \(5,\), got \(5, 1\); use y.squeeze\(-1\)"):
+    with pytest.raises(InputError, match=r"y must have .* shape \(5,\), got \(5, 1\); use y.squeeze\(-1\)"):
         likelihood.expected_log_prob(moments, torch.zeros(5, 1))
     for shape in ((4,), (), (1, 5)):
         with pytest.raises(InputError, match=r"y must have one target .* \(5,\), got \("):

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from reference import MOMENTS, TYPES, random_covariance
 from torch import Tensor
 
 from mpgelu import DiagonalMoments, FactoredMoments, FullMoments
 from mpgelu.moments import Moments
+from reference import MOMENTS, TYPES, random_covariance
 
 EVERY_TYPE = pytest.mark.parametrize("kind", TYPES)
 SHAPES = pytest.mark.parametrize("batch", [(), (5,), (2, 3), (1, 1, 2)])

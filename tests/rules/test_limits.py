@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import TYPES
 from torch import Tensor, nn
 
 import mpgelu as mp
 from mpgelu import DiagonalMoments, FactoredMoments, FullMoments
 from mpgelu.moments import Moments
 from mpgelu.rules import relu
+from reference import TYPES
 
 LAYERS: dict[str, nn.Module] = {
     "mpgelu": mp.MPGELU(),
@@ -33,6 +33,7 @@ def deterministic(nonlinearity: str) -> nn.Sequential:
     return mp.network(5, hidden=(16, 16), nonlinearity=nonlinearity, rate=0)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("formulas")
 @EVERY_TYPE
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("nonlinearity", ["mpgelu", "relu"])
@@ -50,6 +51,7 @@ def test_a_certain_input_gives_exactly_the_deterministic_network(
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.usefixtures("formulas")
 @EVERY_TYPE
 @pytest.mark.parametrize("name", LAYERS)
 def test_zero_mean_and_zero_variance(kind: Any, name: str) -> None:
@@ -62,6 +64,7 @@ def test_zero_mean_and_zero_variance(kind: Any, name: str) -> None:
         assert gradient.isfinite().all()
 
 
+@pytest.mark.usefixtures("formulas")
 @EVERY_TYPE
 @pytest.mark.parametrize("name", ["mpgelu", "relu", "dvi"])
 def test_a_certain_unit_is_rectified_exactly_however_small(kind: Any, name: str) -> None:
@@ -112,6 +115,7 @@ def extreme(kind: Any) -> tuple[Moments, list[Tensor]]:
     return DiagonalMoments(mean, variance), [mean, variance]
 
 
+@pytest.mark.usefixtures("formulas")
 @EVERY_TYPE
 @pytest.mark.parametrize("name", LAYERS)
 def test_extreme_numbers_stay_finite_in_float32(kind: Any, name: str) -> None:
@@ -126,6 +130,7 @@ def test_extreme_numbers_stay_finite_in_float32(kind: Any, name: str) -> None:
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
+@pytest.mark.usefixtures("formulas")
 @EVERY_TYPE
 @pytest.mark.parametrize("nonlinearity", ["mpgelu", "relu"])
 def test_extreme_numbers_stay_finite_through_a_network(kind: Any, nonlinearity: str) -> None:
@@ -148,6 +153,6 @@ def test_bounds_that_hold_for_every_unit(mean: float, variance: float) -> None:
     value = DiagonalMoments(torch.tensor([mean]), torch.tensor([variance]))
     for out in (mp.MPGELU()(value), relu(value)):
         second = out.variance + out.mean.square()
-        assert 0 <= out.variance.item()
-        assert second.item() <= (variance + mean * mean) * (1 + 1e-5)
+        assert out.variance.item() >= 0
+        assert second.item() <= (variance + mean * mean) * (1 + 1e-5) + 1e-27
     assert relu(value).mean.item() >= max(mean, 0) * (1 - 1e-6)

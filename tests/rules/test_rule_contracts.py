@@ -8,21 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference import MOMENTS, RULES, TYPES, Rule, map_tensors, row, tensors
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import mpgelu.rules
 from mpgelu import DiagonalMoments, FullMoments, InputError, MissingRuleError
 from mpgelu.moments import Moments
+from reference import MOMENTS, RULES, TYPES, Rule, map_tensors, row, tensors
 
 N = 4
 EVERY_RULE = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 EVERY_KIND = pytest.mark.parametrize("kind", MOMENTS)
 MAPPABLE = ["diagonal", "full", "factored covariance", "factored variance"]  # every tensor has the batch dimensions
-REGISTRIES: dict[str, Any] = {
-    name: getattr(mpgelu.rules, name) for name in mpgelu.rules.__all__ if hasattr(getattr(mpgelu.rules, name), "registry")
-}
+RULE_FUNCTIONS: dict[str, Any] = {name: getattr(mpgelu.rules, name) for name in mpgelu.rules.__all__}
+REGISTRIES = {name: rule for name, rule in RULE_FUNCTIONS.items() if hasattr(rule, "registry")}
 WITHOUT_RULE: set[tuple[str, type]] = set()
 
 
@@ -30,7 +29,13 @@ def dense(moments: Moments) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
     return moments.mean.detach().numpy(), moments.covariance.detach().numpy()
 
 
-def outputs_of(rule: Rule, leaves: list[Tensor], structure: Any, parameters: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+def in_dtype(dtype: torch.dtype, value: Moments, parameters: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    return map_tensors(value, lambda tensor: tensor.to(dtype)), *(p.to(dtype) for p in parameters)
+
+
+def outputs_of(
+    rule: Rule, leaves: list[Tensor], structure: Any, parameters: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor]:
     """Mean and covariance as a function of the tensors that moments are made of."""
     value = pytree.tree_unflatten(leaves, structure)
     if isinstance(value, FullMoments):  # a rule may read either triangle
@@ -94,7 +99,7 @@ def test_covariance_is_symmetric_positive_semidefinite_and_has_the_variance_on_i
 def test_kind_shape_and_dtype_are_kept(rule: Rule, kind: str) -> None:
     value, parameters = MOMENTS[kind](2, 3, N), rule.parameters(N)
     for dtype in (torch.float32, torch.float64):
-        out = rule.apply(map_tensors(value, lambda t, d=dtype: t.to(d)), *(p.to(dtype) for p in parameters))
+        out = rule.apply(*in_dtype(dtype, value, parameters))
         wanted = FullMoments if rule.name.startswith("relu") and kind != "diagonal" else type(value)
         assert type(out) is wanted
         assert out.mean.dtype == out.variance.dtype == out.covariance.dtype == dtype
@@ -116,18 +121,19 @@ def test_half_precision_runs(rule: Rule, kind: str) -> None:
     value, parameters = MOMENTS[kind](3, N), rule.parameters(N)
     wanted = rule.apply(value, *parameters)
     for dtype, tolerance in ((torch.float16, 0.02), (torch.bfloat16, 0.15)):
-        out = rule.apply(map_tensors(value, lambda t, d=dtype: t.to(d)), *(p.to(dtype) for p in parameters))
+        out = rule.apply(*in_dtype(dtype, value, parameters))
         assert out.mean.dtype == out.covariance.dtype == dtype
         torch.testing.assert_close(out.mean.double(), wanted.mean, rtol=tolerance, atol=tolerance)
         torch.testing.assert_close(out.covariance.double(), wanted.covariance, rtol=tolerance, atol=2 * tolerance)
 
 
+@pytest.mark.usefixtures("formulas")
 @EVERY_RULE
 @EVERY_KIND
 def test_float32_is_close_to_float64(rule: Rule, kind: str) -> None:
     value, parameters = MOMENTS[kind](20, N), rule.parameters(N)
     wanted = rule.apply(value, *parameters)
-    out = rule.apply(map_tensors(value, Tensor.float), *(p.float() for p in parameters))
+    out = rule.apply(*in_dtype(torch.float32, value, parameters))
     for name in ("mean", "covariance"):
         single, double = getattr(out, name).double(), getattr(wanted, name)
         torch.testing.assert_close(single, double, rtol=1e-5, atol=1e-6 * double.abs().max().item())
@@ -220,9 +226,10 @@ class Unknown(Moments):
     pass
 
 
+ONE = torch.ones(1, 1)
 CALLS: dict[str, Callable[[Any], Any]] = {
-    "linear": lambda value: mpgelu.rules.linear(value, torch.ones(1, 1)),
-    "gaussian_linear": lambda value: mpgelu.rules.gaussian_linear(value, torch.ones(1, 1), torch.ones(1, 1), None, None),
+    "linear": lambda value: mpgelu.rules.linear(value, ONE),
+    "gaussian_linear": lambda value: mpgelu.rules.gaussian_linear(value, ONE, ONE, None, None),
     "multiply": lambda value: mpgelu.rules.dropout(value, 0.1),
     "mpgelu": mpgelu.rules.mpgelu,
     "relu": mpgelu.rules.relu,
@@ -251,13 +258,12 @@ def test_a_new_kind_needs_one_registration() -> None:
 @pytest.mark.parametrize("kind", TYPES)
 def test_wrong_feature_count_names_shapes_and_fix(kind: Any) -> None:
     value, weight = kind.certain(torch.ones(32, 4)), torch.ones(16, 8)
-    for call in (
-        lambda value: mpgelu.rules.linear(value, weight),
-        lambda value: mpgelu.rules.gaussian_linear(value, weight, weight, None, None),
-    ):
-        for given in (value, value.mean):
-            with pytest.raises(InputError) as error:
-                call(given)
+    for given in (value, value.mean):
+        with pytest.raises(InputError) as plain:
+            mpgelu.rules.linear(given, weight)
+        with pytest.raises(InputError) as gaussian:
+            mpgelu.rules.gaussian_linear(given, weight, weight, None, None)
+        for error in (plain, gaussian):
             for part in ("linear", "weight takes 8", "has 4", "(16, 8)", "(32, 4)", "Linear(4, 16)"):
                 assert part in str(error.value)
 
@@ -266,7 +272,9 @@ def test_wrong_feature_count_names_shapes_and_fix(kind: Any) -> None:
 def test_mismatched_dtypes_name_both_and_the_fix(kind: Any) -> None:
     value, weight = kind.certain(torch.ones(2, 4, dtype=torch.float64)), torch.ones(3, 4)
     for given in (value, value.mean, torch.ones(2, 4, dtype=torch.int64)):
-        with pytest.raises(InputError, match=r"linear: weight is torch.float32 .*torch\.\w*64; use .*x\.to\(weight\.dtype\)"):
+        with pytest.raises(
+            InputError, match=r"linear: weight is torch.float32 .*torch\.\w*64; use x\.to\(weight\.dtype\)"
+        ):
             mpgelu.rules.linear(given, weight)
 
 

@@ -9,6 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.special import ndtr
+from torch import Tensor
+
+from mpgelu import DiagonalMoments, FactoredMoments, FullMoments
+from mpgelu.rules import dropout, gaussian_linear, linear, mpgelu, relu
 from reference import (
     Array,
     Dense,
@@ -19,11 +24,6 @@ from reference import (
     relu_marginal,
     weighted_moments,
 )
-from scipy.special import ndtr
-from torch import Tensor
-
-from mpgelu import DiagonalMoments, FactoredMoments, FullMoments
-from mpgelu.rules import dropout, gaussian_linear, linear, mpgelu, relu
 
 MEAN, COVARIANCE = np.array([0.7, -0.4]), np.array([[0.9, -0.5], [-0.5, 0.6]])
 WEIGHT, WEIGHT_VARIANCE = np.array([[0.3, -1.2], [2.0, 0.5]]), np.array([[0.2, 0.1], [0.4, 0.3]])
@@ -120,6 +120,7 @@ def test_relu_marginals_match_quadrature(variance: float) -> None:
         np.testing.assert_allclose(out.variance, wanted[:, 1], rtol=1e-9, atol=1e-60 * variance)
 
 
+@pytest.mark.usefixtures("formulas")
 @pytest.mark.parametrize("rule", [mpgelu, relu])
 def test_marginals_in_float32_never_go_negative_and_keep_their_tail(rule: Callable[[Any], Any]) -> None:
     a = torch.linspace(-14, 14, 20001)

@@ -106,7 +106,7 @@ def _cell(value: Any) -> str:
 def write(results: Results, folder: Path) -> None:
     """Write ``bench.json``, ``bench.md`` and a figure of each section."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "bench.json", json.dumps(results, indent=1) + "\n")
+    write_json(results, folder / "bench.json")
     page = ["# Benchmarks", "", _where(results), ""]
     for name, rows in {"targets": targets(results), **results}.items():
         if isinstance(rows, list) and rows:
@@ -121,6 +121,11 @@ def write(results: Results, folder: Path) -> None:
         _save(folder / "training.png", lambda axes: _draw_training(axes, results["training"]))
     if results.get("counts"):
         _save(folder / "counts.png", lambda axes: _draw_counts(axes, results["counts"]))
+
+
+def write_json(results: Results, path: Path) -> None:
+    """All numbers, as measured."""
+    write_atomically(path, json.dumps(results, indent=1) + "\n")
 
 
 def update_readme(results: Results, readme: Path) -> None:

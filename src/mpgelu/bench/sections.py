@@ -304,3 +304,13 @@ def _best_chunk(timings: dict[str, Timing]) -> dict[str, Timing]:
         if stem not in best or timing.best < best[stem].best:
             best[stem] = timing
     return best
+
+
+SECTIONS: dict[str, Callable[[Settings], Rows]] = {
+    "inference": inference,
+    "training": training,
+    "models": many_models,
+    "latency": latency,
+    "growth": growth,
+    "counts": counts,
+}

@@ -136,9 +136,9 @@ def verdict(paired: pd.DataFrame) -> str:
     which = "Repeated with several seeds" if len(repeated) else "No comparison was repeated with a second seed"
     text = (
         f"{which}: {len(body)} comparison{'s' * (len(body) != 1)} on the same splits and seeds. {_counts(rows)} "
-        "Differences are MP-GELU - ReLU (negative: MP-GELU is better) ± standard error, by the corrected resampled t-test. P-values carry Holm's "
-        f"correction for all tests of a metric in `paired.csv`; a verdict needs p < {LEVEL:g}. "
-        "Where no difference is shown, there may still be one."
+        "Differences are MP-GELU - ReLU (negative: MP-GELU is better) ± standard error, by the corrected resampled "
+        "t-test. P-values carry Holm's correction for all tests of a metric in `paired.csv`; a verdict needs "
+        f"p < {LEVEL:g}. Where no difference is shown, there may still be one."
     )
     return f"{heading}\n\n{text}\n\n{markdown(head, body)}\n"
 

@@ -55,7 +55,7 @@ def run(
     done = store.keys()
     left = sum(models_left(cell, effort, done, available[cell.dataset]) for cell in cells)
     with _backend(backend, scheduler, jobs), _progress(left, store, len(done), progress):
-        parallel = joblib.Parallel(n_jobs=jobs, batch_size=1, pre_dispatch="all")
+        parallel = joblib.Parallel(n_jobs=jobs, batch_size=1, pre_dispatch="n_jobs")
         # A cell that borrows its rate waits for the diagonal cell that finds it.
         for wave in ([c for c in cells if not effort.borrows(c)], [c for c in cells if effort.borrows(c)]):
             parallel(joblib.delayed(_finish)(cell, effort, store, data) for cell in wave)

@@ -39,7 +39,7 @@ class HeteroscedasticGaussian(nn.Module):
 
         Args:
             moments: of the two outputs, mean ``(*batch, 2)``.
-            nodes: number of Gauss-Hermite nodes of the mixture.
+            nodes: number of components of the mixture.
         """
         moments = as_moments("HeteroscedasticGaussian.predictive", moments, 2)
         return Predictive.heteroscedastic(moments.mean, moments.covariance, nodes=nodes)

@@ -1,0 +1,38 @@
+"""Runs the sections of the benchmark one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from rich.console import Console
+
+from mpgelu.bench.report import Results, environment
+from mpgelu.bench.sections import FEATURES, SECTIONS, Settings
+
+
+def run(
+    sections: Sequence[str], *, rounds: int = 9, threads: int = 1, compiled: bool = True, quick: bool = False
+) -> Results:
+    """Measure the chosen sections and return their tables with what they depend on.
+
+    Args:
+        sections: names out of :data:`SECTIONS`.
+        rounds: turns of every method.
+        threads: of torch, for the whole process.
+        compiled: measure ``torch.compile`` too.
+        quick: a smoke run on tiny sizes.
+    """
+    torch.set_num_threads(threads)
+    settings = Settings(rounds, (8, 16), compiled, quick) if quick else Settings(rounds, compiled=compiled)
+    results: Results = {
+        "environment": environment(threads),
+        "rounds": rounds,
+        "rows": settings.rows,
+        "features": FEATURES,
+    }
+    with Console(stderr=True).status("") as status:
+        for name in sections:
+            status.update(f"measuring {name}")
+            results[name] = SECTIONS[name](settings)
+    return results
