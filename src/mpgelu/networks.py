@@ -51,7 +51,7 @@ def network(
     modules: list[nn.Module] = []
     for position, (before, after) in enumerate(itertools.pairwise(widths)):
         if position > 0:
-            modules.append(_nonlinearity(nonlinearity, "exact"))
+            modules.append(_nonlinearity("network", nonlinearity, "exact"))
         if rate:
             modules.append(Dropout(rate))
         modules.append(layer(before, after))
@@ -77,7 +77,7 @@ def paper_network(
     _check_sizes("paper_network", in_features=in_features, outputs=outputs, hidden=(width,))
     modules: list[nn.Module] = [Dropout(rate, rescale=False), Linear(in_features, width)]
     for after in (width, outputs):
-        modules.append(_nonlinearity(nonlinearity, "dvi"))
+        modules.append(_nonlinearity("paper_network", nonlinearity, "dvi"))
         if nonlinearity == "relu":
             modules.append(Dropout(rate, rescale=False))
         modules.append(Linear(width, after))
@@ -88,12 +88,12 @@ def paper_network(
     return nn.Sequential(*modules)
 
 
-def _nonlinearity(name: str, covariance: Literal["exact", "dvi"]) -> nn.Module:
+def _nonlinearity(caller: str, name: str, covariance: Literal["exact", "dvi"]) -> nn.Module:
     if name == "mpgelu":
         return MPGELU()
     if name == "relu":
         return ReLU(covariance)
-    raise InputError(f"network: nonlinearity must be 'mpgelu' or 'relu', got {name!r}")
+    raise InputError(f"{caller}: nonlinearity must be 'mpgelu' or 'relu', got {name!r}")
 
 
 def _check_sizes(caller: str, *, in_features: int, outputs: int, hidden: Sequence[int]) -> None:
@@ -143,8 +143,8 @@ class Stack(nn.Module):
         networks = []
         for index in range(len(self)):
             state = {name: tensor[index].detach().clone() for name, tensor in (parameters | buffers).items()}
-            network = copy.deepcopy(self._skeleton[0]).to_empty(device=next(iter(state.values())).device)
-            network.load_state_dict(state)
+            network = copy.deepcopy(self._skeleton[0])
+            network.load_state_dict(state, assign=True)  # assigned, not copied: the stack's dtype and device count
             networks.append(network)
         return networks
 

@@ -125,7 +125,8 @@ def fit(
 
     losses = torch.compile(row_losses) if compile else row_losses
     trainer = _Trainer(network, likelihood, y.shape[:-1], losses, optimizer, scheduler, penalty, clip)
-    best = _Best(network, y.shape[:-1])
+    alone = likelihood if isinstance(likelihood, nn.Module) and y.dim() == 1 else None
+    best = _Best(network, y.shape[:-1], alone)
     generator = torch.Generator().manual_seed(seed)
     history: list[Tensor] = []
     started = time.perf_counter()
@@ -141,6 +142,7 @@ def fit(
                         best.see(row_losses(*validation))
                     if patience is not None and best.epochs_without_improvement >= patience:
                         break
+            trainer.finish(X[..., :batch_size, :], y[..., :batch_size])
         except KeyboardInterrupt:
             interrupted = True
     best.restore()
@@ -170,6 +172,7 @@ class _Trainer:
     ) -> None:
         self.parameters = [p for p in network.parameters() if p.requires_grad]
         shared = [p for p in likelihood.parameters() if p.requires_grad] if isinstance(likelihood, nn.Module) else []
+        self.shared = shared
         make = optimizer or (lambda parameters: torch.optim.Adam(parameters, lr=1e-2))
         self.optimizer = make([*self.parameters, *shared])
         self.scheduler = scheduler(self.optimizer) if scheduler else None
@@ -206,6 +209,13 @@ class _Trainer:
         self.steps += 1
         return self.losses_seen
 
+    def finish(self, X: Tensor, y: Tensor) -> None:
+        """Undo a last step that went wrong: its loss is not seen by any further step."""
+        with torch.no_grad():
+            self.good = torch.isfinite(self.losses(X, y))
+        if not self.good.all():
+            self._recover()
+
     def _backward(self, X: Tensor, y: Tensor) -> float:
         """Total loss, with clipped gradients left on the parameters; those of a non-finite model are zero."""
         self.optimizer.zero_grad()
@@ -220,6 +230,8 @@ class _Trainer:
         if not self.good.all():
             for p in self.parameters:
                 p.grad = torch.where(self._align(self.good, p), _gradient(p), 0)
+            for p in self.shared:
+                p.grad = torch.zeros_like(p)
         self.losses_seen = torch.where(self.good, losses.detach(), torch.nan)
         return float(torch.where(self.good, self.losses_seen, 0).sum())
 
@@ -240,31 +252,31 @@ class _Trainer:
                 f"fit: the loss became non-finite {len(self.recoveries)} times, last at step {self.steps}; "
                 "lower the learning rate, clip the gradients (clip=10) or check the data for extreme values"
             )
-        warnings.warn(message, RecoveryWarning, stacklevel=4)
+        warnings.warn(message, RecoveryWarning, stacklevel=5)
 
     def _blend(self, start: list[Tensor], scale: Tensor) -> None:
         with torch.no_grad():
             for p, before in zip(self.parameters, start, strict=True):
-                p.copy_(torch.lerp(before, p, self._align(scale, p)))
+                p.copy_(torch.lerp(before, p, self._align(scale, p).to(p)))
 
     def _scale_gradients(self, scale: Tensor) -> None:
         for p in self.parameters:
-            _gradient(p).mul_(self._align(scale, p))
+            _gradient(p).mul_(self._align(scale, p).to(p))
 
     def _squares(self, p: nn.Parameter) -> Tensor:
         """Sum of squared gradient entries of each model, ``(*models,)``."""
-        return _gradient(p).square().reshape(*self.models, -1).sum(-1)
+        return _gradient(p).double().square().reshape(*self.models, -1).sum(-1)
 
     def _align(self, per_model: Tensor, p: Tensor) -> Tensor:
         """A value for each model, shaped to broadcast against a parameter."""
-        return per_model.reshape(*self.models, *[1] * (p.dim() - len(self.models)))
+        return per_model.reshape((*self.models, *[1] * (p.dim() - len(self.models))))
 
 
 class _Best:
     """The state of each model at its best validation loss."""
 
-    def __init__(self, network: nn.Module, models: torch.Size) -> None:
-        self.parameters = list(network.parameters())
+    def __init__(self, network: nn.Module, models: torch.Size, likelihood: nn.Module | None) -> None:
+        self.parameters = [*network.parameters(), *(likelihood.parameters() if likelihood is not None else ())]
         self.models = models
         self.loss = torch.full(models, torch.inf)
         self.epoch = torch.zeros(models, dtype=torch.long)
@@ -279,7 +291,7 @@ class _Best:
         self.seen.append(losses)
         kept = self.state or [p.detach().clone() for p in self.parameters]
         self.state = [
-            torch.where(better.reshape(*self.models, *[1] * (p.dim() - len(self.models))), p.detach(), old)
+            torch.where(better.reshape((*self.models, *[1] * (p.dim() - len(self.models)))), p.detach(), old)
             for p, old in zip(self.parameters, kept, strict=True)
         ]
 

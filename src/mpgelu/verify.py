@@ -174,21 +174,25 @@ def verify(
     start = moments(x)
     generator = torch.Generator(device=x.device).manual_seed(seed)
     tallies: dict[str, _Tally] = {}
+    calls: dict[str, int] = {}  # a module may be used several times
 
     def record(name: str, module: nn.Module) -> Callable[[nn.Module, object, object], None]:
         def hook(module: nn.Module, _: object, output: object) -> None:
             if isinstance(output, Samples):
-                tallies.setdefault(name, _Tally(type(module).__name__, output.moments)).add(output.values)
+                calls[name] = calls.get(name, 0) + 1
+                key = name if calls[name] == 1 else f"{name} ({calls[name]})"
+                tallies.setdefault(key, _Tally(type(module).__name__, output.moments)).add(output.values)
 
         return hook
 
     leaves = [(name, module) for name, module in network.named_modules() if not list(module.children())]
     hooks = [module.register_forward_hook(record(name, module)) for name, module in leaves]
-    widest = max(p.shape[-1] for p in network.parameters() if p.dim() > 1)
+    widest = max([x.shape[-1], *(max(p.shape) for p in network.parameters() if p.dim() > 1)])
     chunk = max(1, min(draws, _CHUNK // (widest * len(x))))
     try:
         with torch.no_grad():
             for first in range(0, draws, chunk):
+                calls.clear()
                 network(_draw(start, min(chunk, draws - first), generator))
     finally:
         for handle in hooks:

@@ -33,9 +33,10 @@ class Dropout(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not 0 <= rate < 1:
+        held = torch.tensor(float(rate), dtype=dtype)  # rounding can take a rate just below one to one
+        if not 0 <= held.item() < 1:
             raise InputError(f"Dropout: rate must be in [0, 1), got {rate}; it is the probability of dropping a unit")
-        self.register_buffer("rate", torch.tensor(float(rate), device=device, dtype=dtype))
+        self.register_buffer("rate", held.to(device))
         self.rescale = rescale
 
     def forward(self, input: Any) -> Any:

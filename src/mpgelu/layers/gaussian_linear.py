@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ class GaussianLinear(nn.Linear):
         if not initial_variance > 0:
             raise InputError(f"GaussianLinear: initial_variance must be positive, got {initial_variance}")
         super().__init__(in_features, out_features, bias, device, dtype)
-        start = torch.tensor(initial_variance).log().item()
+        start = math.log(initial_variance)
         self.log_weight_variance = nn.Parameter(torch.full_like(self.weight, start))
         self.log_bias_variance = nn.Parameter(torch.full_like(self.bias, start)) if bias else None
 

@@ -74,17 +74,19 @@ def _check_variance(caller: str, variance: Tensor) -> None:
 
 
 def _check_covariance(caller: str, covariance: Tensor) -> None:
-    covariance = covariance.detach()
-    size = covariance.abs().max().item()
-    tolerance = 100 * torch.finfo(covariance.dtype).eps * size * covariance.shape[-1]
-    asymmetry = (covariance - covariance.mT).abs().max().item()
-    if asymmetry > tolerance:
+    eps = torch.finfo(covariance.dtype).eps
+    covariance = covariance.detach().to(torch.promote_types(covariance.dtype, torch.float32))
+    tolerance = 100 * eps * covariance.shape[-1] * covariance.abs().amax((-2, -1))  # each matrix has its own scale
+    differences = (covariance - covariance.mT).abs().amax((-2, -1))
+    asymmetry = differences.max().item()
+    if (differences > tolerance).any():
         raise InputError(
             f"{caller}: covariance must be symmetric, C and its transpose differ by up to {asymmetry:.3g}; "
             "use (C + C.mT) / 2"
         )
-    smallest = torch.linalg.eigvalsh(covariance).min().item()
-    if smallest < -tolerance:
+    eigenvalues = torch.linalg.eigvalsh(covariance)[..., 0]
+    if (eigenvalues < -tolerance).any():
+        smallest = eigenvalues[eigenvalues < -tolerance].min().item()
         raise InputError(
             f"{caller}: covariance must be positive semidefinite, its smallest eigenvalue is {smallest:.3g}"
         )

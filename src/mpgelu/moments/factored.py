@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Self
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from mpgelu.errors import InputError
 from mpgelu.moments.base import Moments
 from mpgelu.moments.checks import check_mean, check_spread
 from mpgelu.moments.diagonal import DiagonalMoments
@@ -35,11 +36,13 @@ class Block:
         factor: ``(rank, n)`` shared, or ``(*batch, rank, n)`` per row.
         variance: ``(*batch, rank)``.
         gain: ``(n,)`` or ``(*batch, n)``; ``None`` for one.
+        row_wise: whether factor or gain belong to one row, which their shapes cannot tell where there is no batch.
     """
 
     factor: Tensor
     variance: Tensor
     gain: Tensor | None = None
+    row_wise: bool = False
 
     @property
     def rank(self) -> int:
@@ -49,7 +52,7 @@ class Block:
     @property
     def is_shared(self) -> bool:
         """Whether all rows have the same factor, the gain included."""
-        return self.factor.dim() == 2 and (self.gain is None or self.gain.dim() == 1)
+        return not self.row_wise and self.factor.dim() == 2 and (self.gain is None or self.gain.dim() == 1)
 
     @property
     def scaled_factor(self) -> Tensor:
@@ -74,9 +77,10 @@ class Block:
             covariance = (self.variance.unsqueeze(-1) * self.factor).mT @ self.factor
         return covariance if self.gain is None else covariance * self.gain.unsqueeze(-1) * self.gain.unsqueeze(-2)
 
-    def scaled(self, gain: Tensor) -> Block:
-        """The block after unit i has been multiplied by ``gain[..., i]``."""
-        return replace(self, gain=gain if self.gain is None else self.gain * gain)
+    def scaled(self, gain: Tensor, row_wise: bool = False) -> Block:
+        """The block after unit i has been multiplied by ``gain[..., i]``, which each row has its own of if row-wise."""
+        product = gain if self.gain is None else self.gain * gain
+        return replace(self, gain=product, row_wise=self.row_wise or row_wise)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -108,6 +112,7 @@ class FactoredMoments(Moments):
     def certain(cls, x: Tensor, max_rank: float | None = None) -> Self:
         """A known input: zero covariance."""
         check_mean(f"{cls.__name__}.certain", x)
+        _check_max_rank(f"{cls.__name__}.certain", max_rank)
         return cls(x, max_rank=max_rank)
 
     @classmethod
@@ -119,6 +124,7 @@ class FactoredMoments(Moments):
         """
         caller = f"{cls.__name__}.of"
         check_mean(caller, mean)
+        _check_max_rank(caller, max_rank)
         spread = check_spread(caller, mean, spread)
         if spread.dim() == mean.dim():
             return cls(mean, residual=spread, max_rank=max_rank)
@@ -173,6 +179,7 @@ class FactoredMoments(Moments):
         block = Block(
             torch.take_along_dim(factors, kept.unsqueeze(-1), dim=-2),
             torch.take_along_dim(variances, kept, dim=-1),
+            row_wise=True,
         )
         lost = torch.take_along_dim(contributions, moved.unsqueeze(-1), dim=-2).sum(-2)
         shared = tuple(block for block in self.blocks if block.is_shared)
@@ -185,9 +192,15 @@ class FactoredMoments(Moments):
         return words if self.residual is None else f"{words} + residual"
 
 
+def _check_max_rank(caller: str, max_rank: float | None) -> None:
+    if max_rank is not None and not max_rank >= 0:
+        raise InputError(f"{caller}: max_rank must not be negative, got {max_rank}; None keeps everything")
+
+
 def _principal_block(covariance: Tensor) -> Block:
-    values, vectors = torch.linalg.eigh(covariance)
-    return Block(vectors.mT, values.clamp_min(0))  # rounding makes zero eigenvalues slightly negative
+    values, vectors = torch.linalg.eigh(covariance.to(torch.promote_types(covariance.dtype, torch.float32)))
+    # Clamped because rounding makes zero eigenvalues slightly negative.
+    return Block(vectors.mT.to(covariance.dtype), values.clamp_min(0).to(covariance.dtype), row_wise=True)
 
 
 def _contract(variance: Tensor, factor: Tensor) -> Tensor:
@@ -207,5 +220,20 @@ def _sum(parts: list[Tensor]) -> Tensor:
     return total
 
 
-torch.export.register_dataclass(Block, serialized_type_name="mpgelu.Block")
-torch.export.register_dataclass(FactoredMoments, serialized_type_name="mpgelu.FactoredMoments")
+def _flatten(value: Block | FactoredMoments) -> tuple[list[Any], tuple[Any, ...]]:
+    """Tensors apart from settings, in which transforms such as vmap must not look for a batch dimension."""
+    *tensors, setting = (getattr(value, field.name) for field in fields(value))
+    return [tensor for tensor in tensors if tensor is not None], (type(value), setting)
+
+
+def _unflatten(tensors: Iterable[Any], settings: tuple[Any, ...]) -> Block | FactoredMoments:
+    first, second, *optional = tensors
+    kind, setting = settings
+    value: Block | FactoredMoments = kind(first, second, optional[0] if optional else None, setting)
+    return value
+
+
+for _kind in (Block, FactoredMoments):
+    torch.utils._pytree.register_pytree_node(
+        _kind, _flatten, _unflatten, serialized_type_name=f"mpgelu.{_kind.__name__}"
+    )

@@ -73,6 +73,13 @@ INLINE float standard_deviation(float variance) {
     return sqrtf(variance < SMALLEST_VARIANCE ? SMALLEST_VARIANCE : variance);
 }
 
+/* m / s, bounded; without a variance its limit. */
+INLINE float standardised(float mean, float variance) {
+    float limit = mean > 0 ? LARGEST_RATIO : mean < 0 ? -LARGEST_RATIO : mean;
+    float ratio = clamp(mean / standard_deviation(variance), LARGEST_RATIO);
+    return variance < SMALLEST_VARIANCE ? limit : ratio;
+}
+
 INLINE float is_positive(float variance) { return variance < SMALLEST_VARIANCE ? 0.0f : 1.0f; }
 
 /* ---- MP-GELU: k = Phi(m / s) ---- */
@@ -83,7 +90,7 @@ void mpgelu_mask(int64_t count, const float *restrict mean, const float *restric
 #pragma omp simd
     for (int64_t i = 0; i < count; i++) {
         float m = mean[i], v = variance[i];
-        struct normal p = standard_normal(clamp(m / standard_deviation(v), LARGEST_RATIO));
+        struct normal p = standard_normal(standardised(m, v));
         keep[i] = p.below;
         mean_after[i] = p.below * m;
         added[i] = p.below * p.above * v + (p.below * m) * (p.above * m);
@@ -98,7 +105,7 @@ void mpgelu_mask_backward(int64_t count, const float *restrict mean, const float
 #pragma omp simd
     for (int64_t i = 0; i < count; i++) {
         float m = mean[i], v = variance[i], s = standard_deviation(v);
-        float a = clamp(m / s, LARGEST_RATIO);
+        float a = standardised(m, v);
         struct normal p = standard_normal(a);
         float noise = p.below * p.above, slope = p.density * m;
         float by_keep = p.density * grad_keep[i] + slope * grad_mean[i] +
@@ -114,7 +121,7 @@ void mpgelu_diagonal(int64_t count, const float *restrict mean, const float *res
 #pragma omp simd
     for (int64_t i = 0; i < count; i++) {
         float m = mean[i], v = variance[i];
-        struct normal p = standard_normal(clamp(m / standard_deviation(v), LARGEST_RATIO));
+        struct normal p = standard_normal(standardised(m, v));
         mean_after[i] = p.below * m;
         variance_after[i] = p.below * v + (p.below * m) * (p.above * m);
     }
@@ -126,7 +133,7 @@ void mpgelu_diagonal_backward(int64_t count, const float *restrict mean, const f
 #pragma omp simd
     for (int64_t i = 0; i < count; i++) {
         float m = mean[i], v = variance[i], s = standard_deviation(v);
-        float a = clamp(m / s, LARGEST_RATIO);
+        float a = standardised(m, v);
         struct normal p = standard_normal(a);
         float slope = p.density * m;
         float by_keep = slope * grad_mean[i] + (p.density * v + (p.above - p.below) * slope * m) * grad_variance[i];
@@ -175,7 +182,7 @@ struct marginal {
 };
 
 INLINE struct marginal rectify(float m, float v) {
-    float s = standard_deviation(v), a = clamp(m / s, LARGEST_RATIO);
+    float s = standard_deviation(v), a = standardised(m, v);
     struct normal p = standard_normal(a);
     float variance = p.below - p.ramp * (p.ramp + fabsf(a)), slope = 2 * p.above * (p.ramp + (a > 0 ? a : 0));
     return (struct marginal){a, s, p.density, p.below, p.ramp, variance, slope};

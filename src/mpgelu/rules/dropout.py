@@ -60,7 +60,7 @@ def _(value: DiagonalMoments, gain: Tensor | float, noise: Tensor | float) -> Di
 
 @multiply.register
 def _(value: FullMoments, gain: Tensor | float, noise: Tensor | float) -> FullMoments:
-    gain = torch.as_tensor(gain).to(value.mean)
+    gain = torch.as_tensor(gain, dtype=value.mean.dtype, device=value.mean.device)
     gains = gain * gain if gain.dim() == 0 else gain.unsqueeze(-1) * gain
     second = value.variance + value.mean.square()
     return FullMoments(value.mean * gain, value.covariance * gains + torch.diag_embed(second * noise))
@@ -68,7 +68,7 @@ def _(value: FullMoments, gain: Tensor | float, noise: Tensor | float) -> FullMo
 
 @multiply.register
 def _(value: FactoredMoments, gain: Tensor | float, noise: Tensor | float) -> FactoredMoments:
-    gains = torch.as_tensor(gain).to(value.mean).expand(value.features)
+    gains = torch.as_tensor(gain, dtype=value.mean.dtype, device=value.mean.device).expand(value.features)
     residual = (value.variance + value.mean.square()) * noise
     if value.residual is not None:
         residual = residual + value.residual * (gain * gain)

@@ -14,6 +14,7 @@ from mpgelu.moments.checks import check_features
 
 # Largest table (entries) of weight-times-factor products kept to carry a shared block through one matrix product.
 _TABLE_LIMIT = 2**24
+_SMALL_PRODUCT = 512  # up to so many entries, scaling a row's factor is cheaper than a matrix product for every row
 
 
 @singledispatch
@@ -67,17 +68,22 @@ def _(value: FactoredMoments, weight: Tensor, bias: Tensor | None = None) -> Fac
 
 
 def _carry(block: Block, weight: Tensor) -> Block:
-    """The block of ``W h`` from the block of ``h``, by whichever product needs the smallest intermediate."""
+    """The block of ``W h`` from the block of ``h``."""
+    return Block(_mapped_factor(block, weight), block.variance, row_wise=not block.is_shared)
+
+
+def _mapped_factor(block: Block, weight: Tensor) -> Tensor:
+    """Factor and gain times the weight, by whichever product needs the smallest intermediate."""
     factor, gain, outputs = block.factor, block.gain, weight.shape[0]
     if gain is None:
-        return Block(F.linear(factor, weight), block.variance)
+        return F.linear(factor, weight)
     if factor.dim() == 2 and factor.numel() * outputs <= _TABLE_LIMIT:
         # W diag(g) F for all rows at once: a matrix product of g with the table of W[o, j] F[r, j].
         table = (factor.unsqueeze(-2) * weight).flatten(0, 1)  # (rank * outputs, n)
-        return Block(F.linear(gain, table).view(*gain.shape[:-1], block.rank, outputs), block.variance)
-    if outputs < block.rank and factor.dim() > 2 and block.rank * factor.shape[-1] > 512:
-        return Block(factor @ (gain.unsqueeze(-2) * weight).mT, block.variance)
-    return Block(F.linear(block.scaled_factor, weight), block.variance)
+        return F.linear(gain, table).view(*gain.shape[:-1], block.rank, outputs)
+    if outputs < block.rank and factor.dim() > 2 and block.rank * factor.shape[-1] > _SMALL_PRODUCT:
+        return factor @ (gain.unsqueeze(-2) * weight).mT
+    return F.linear(block.scaled_factor, weight)
 
 
 def _dense_is_cheaper(rank: int, outputs: int, inputs: int) -> bool:

@@ -64,7 +64,9 @@ def _(value: FactoredMoments) -> FactoredMoments:
     keep, mean, residual = _mask(value.mean, value.variance)
     if value.residual is not None:
         residual = torch.addcmul(residual, keep * keep, value.residual)
-    return replace(value, mean=mean, blocks=value.map_blocks(lambda block: block.scaled(keep)), residual=residual)
+    return replace(
+        value, mean=mean, blocks=value.map_blocks(lambda block: block.scaled(keep, row_wise=True)), residual=residual
+    )
 
 
 def _mask(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:

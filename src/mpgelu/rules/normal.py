@@ -34,9 +34,10 @@ def standardise(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         mean: any shape.
         variance: same shape, not negative.
     """
-    stddev = variance.clamp_min(_smallest_variance(variance.dtype)).sqrt()
-    bound = _largest_ratio(mean.dtype)
-    return (mean / stddev).clamp(-bound, bound), stddev
+    smallest, bound = smallest_variance(variance.dtype), _largest_ratio(mean.dtype)
+    stddev = variance.clamp_min(smallest).sqrt()
+    ratio = torch.where(variance > smallest, mean / stddev, bound * mean.sign())
+    return ratio.clamp(-bound, bound), stddev
 
 
 def _largest_ratio(dtype: torch.dtype) -> float:
@@ -49,6 +50,6 @@ def _smallest_tail(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).tiny * 10
 
 
-def _smallest_variance(dtype: torch.dtype) -> float:
+def smallest_variance(dtype: torch.dtype) -> float:
     """Below this a variance counts as zero; large enough that m / v, met in the gradient, does not overflow."""
     return float(torch.finfo(dtype).tiny ** 0.75)

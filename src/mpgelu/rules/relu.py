@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache, singledispatch
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor
 
-from mpgelu.errors import MissingRuleError
+from mpgelu.errors import InputError, MissingRuleError
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
 from mpgelu.rules import fused
 from mpgelu.rules.fused import use_native
-from mpgelu.rules.normal import _smallest_variance, cdf, pdf, standardise
+from mpgelu.rules.normal import cdf, pdf, smallest_variance, standardise
 from mpgelu.rules.relu_pairs import Units, dvi_pairs, dvi_slopes, exact_pairs, exact_slopes, where_inside
 
 Covariance = Literal["exact", "dvi"]
@@ -56,6 +56,8 @@ def _(value: DiagonalMoments, covariance: Covariance = "exact") -> DiagonalMomen
 
 @relu.register
 def _(value: FullMoments, covariance: Covariance = "exact") -> FullMoments:
+    if covariance not in get_args(Covariance):
+        raise InputError(f"relu: covariance must be 'exact' or 'dvi', got {covariance!r}")
     if use_native(value.mean, value.covariance):
         kernel = fused.relu_full_exact if covariance == "exact" else fused.relu_full_dvi
         return FullMoments(*kernel(value.mean, value.covariance))
@@ -80,7 +82,7 @@ def _marginals(mean: Tensor, variance: Tensor, units: Units, stddev: Tensor) -> 
     ratio, probability, density = units
     ramp = density + ratio * probability  # SR(a); SR(-a) = SR(a) - a
     after = mean * probability + torch.where(variance > 0, stddev, 0) * density
-    return after, variance * (probability - ramp * (ramp - ratio))
+    return after, variance * (probability - ramp * (ramp - ratio)).clamp_min(0)
 
 
 class _FullReLU(torch.autograd.Function):
@@ -218,7 +220,7 @@ def _gradients(
     ratio, probability, density = units
     ramp = density + ratio * probability
     grad_scale += stddev * density * grad_mean - ratio * grad_ratio
-    by_variance = torch.where(variance > _smallest_variance(mean.dtype), grad_scale / (2 * stddev * stddev), 0)
+    by_variance = torch.where(variance > smallest_variance(mean.dtype), grad_scale / (2 * stddev * stddev), 0)
     return (
         probability * grad_mean + 2 * stddev * ramp * cdf(-ratio) * grad_variance + grad_ratio / stddev,
         (probability - ramp * density) * grad_variance + by_variance,
