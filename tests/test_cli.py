@@ -17,7 +17,7 @@ import pytest
 
 from made_up import SPLITS, publish
 from mpgelu import cli
-from mpgelu.experiments import uci
+from mpgelu.experiments import runner, uci
 from mpgelu.experiments.store import Store
 
 TABLES = [
@@ -132,19 +132,30 @@ def test_tables_only(mpgelu: Command, data: Path, tmp_path: Path, monkeypatch: p
     assert written(output) == files
 
 
-def test_the_data_folder_from_the_environment(
-    mpgelu: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MPGELU_DATA", str(data))
-    command = uci_command(data, tmp_path / "out")
-    position = command.index("--data")
-    assert mpgelu(*command[:position], *command[position + 2 :]).code == 0
+def test_what_is_run(mpgelu: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[tuple[object, ...], dict[str, object]]] = []
+
+    def run(*arguments: object, **options: object) -> None:
+        asked.append((arguments, options))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setenv("MPGELU_DATA", "some/folder")
+    what = ("--datasets", "yacht, wine,yacht", "--tables", "4,2,4", "--seeds", "1,1")
+    how = ("--splits", 5, "--grid-splits", 2, "--full-relu-splits", 3, "--borrow-rate", "--epochs", 7)
+    where = ("--jobs", 3, "--backend", "dask", "--scheduler", "tcp://here:1")
+    assert mpgelu("reproduce", "uci", "-o", tmp_path, *what, *how, *where).code == 130
+    (((chosen, effort, path), options),) = asked
+    assert chosen == list(uci.cells(["yacht", "wine"], [4, 2], [1]))
+    assert effort == uci.Effort(splits=5, grid_splits=2, full_relu_splits=3, borrow_rate=True, epochs=7)
+    assert path == tmp_path / "records.jsonl"
+    assert options == {"data": "some/folder", "jobs": 3, "backend": "dask", "scheduler": "tcp://here:1"}
 
 
-def test_what_is_named_twice_runs_once(mpgelu: Command, data: Path, tmp_path: Path) -> None:
-    more = ("--datasets", "yacht, yacht", "--tables", "4,4", "--seeds", "0,0", "--jobs", 1)
-    assert mpgelu(*uci_command(data, tmp_path / "out", *more)).code == 0
-    assert len(Store(tmp_path / "out" / "records.jsonl").records()) == 14
+@pytest.mark.parametrize(("name", "count"), [("all", 9), ("small", 5)])
+def test_groups_of_data_sets(name: str, count: int) -> None:
+    assert len(cli._datasets(name)) == count
+    assert ("protein" in cli._datasets(name)) == (name == "all")
 
 
 # Errors

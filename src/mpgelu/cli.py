@@ -24,7 +24,6 @@ app = typer.Typer(
 reproduce = typer.Typer(
     help="Rerun the paper's experiments and set our numbers beside the paper's.",
     no_args_is_help=True,
-    rich_markup_mode=None,
 )
 app.add_typer(reproduce, name="reproduce")
 

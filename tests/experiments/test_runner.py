@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
+import joblib
 import pytest
+from joblib import Parallel
 from joblib.externals.loky import get_reusable_executor
+from joblib.parallel import get_active_backend
 from rich.console import Console
 
 from made_up import SPLITS, publish
@@ -45,8 +49,16 @@ def test_workers_give_the_same_records(
         pytest.importorskip("distributed")
     alone = run(CELLS, EFFORT, tmp_path / "alone.jsonl", data=data)
     monkeypatch.setattr(uci, "_train", not_here)
+    used = []
+
+    def parallel(**options: Any) -> Any:
+        used.append(type(get_active_backend()[0]).__name__.lower())
+        return Parallel(**options)
+
+    monkeypatch.setattr(joblib, "Parallel", parallel)
     together = run(CELLS, EFFORT, tmp_path / "together.jsonl", data=data, jobs=2, backend=backend)
     get_reusable_executor().shutdown(wait=True)
+    assert [backend in name for name in used] == [True]
     assert len(numbers(alone)) == MODELS
     assert numbers(together) == pytest.approx(numbers(alone))
     assert capfd.readouterr() == ("", "")

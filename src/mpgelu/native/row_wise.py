@@ -49,7 +49,12 @@ class Kernel:
         if any(batch != batches[0] for batch in batches):
             batch = torch.broadcast_shapes(*batches)  # type: ignore[no-untyped-call]
             inputs = tuple(x.expand(*batch, *x.shape[x.dim() - e :]) for x, e in zip(inputs, self.events, strict=True))
-        outputs: tuple[Tensor, ...] = _Forward.apply(self, *inputs)  # type: ignore[no-untyped-call]
+        if torch._C._are_functorch_transforms_active():
+            outputs: tuple[Tensor, ...] = _Forward.apply(self, *inputs)  # type: ignore[no-untyped-call]
+        elif torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+            outputs = _Eager.apply(self, *inputs)  # type: ignore[no-untyped-call]
+        else:
+            outputs = self.forward(*inputs)
         return outputs
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -75,7 +80,25 @@ class Kernel:
         return results
 
 
+class _Eager(torch.autograd.Function):
+    """Outside torch.func: the older style, whose call costs a tenth, which is what a small batch feels."""
+
+    @staticmethod
+    def forward(ctx: Any, kernel: Kernel, *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.kernel = kernel
+        ctx.save_for_backward(*inputs)
+        return kernel.forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # second derivatives are wanted, and refused
+            return None, *_Backward.apply(ctx.kernel, *ctx.saved_tensors, *grads)  # type: ignore[no-untyped-call]
+        return None, *ctx.kernel.backward(*ctx.saved_tensors, *grads)
+
+
 class _Forward(torch.autograd.Function):
+    """Under torch.func, which asks for this style."""
+
     @staticmethod
     def forward(kernel: Kernel, *inputs: Tensor) -> tuple[Tensor, ...]:
         return kernel.forward(*inputs)
