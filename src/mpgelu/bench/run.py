@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from rich.console import Console
 
+from mpgelu import native
 from mpgelu.bench.report import Results, environment
 from mpgelu.bench.sections import FEATURES, SECTIONS, Settings
 
@@ -24,6 +25,7 @@ def run(
         quick: a smoke run on tiny sizes.
     """
     torch.set_num_threads(threads)
+    native.keep_freed_memory()
     settings = Settings(rounds, (8, 16), compiled, quick) if quick else Settings(rounds, compiled=compiled)
     results: Results = {
         "environment": environment(threads),

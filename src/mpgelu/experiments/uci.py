@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mpgelu import native
 from mpgelu.datasets import Dataset, Split, load_uci
 from mpgelu.errors import DataError
 from mpgelu.experiments.store import Store
@@ -120,6 +121,7 @@ def run_cell(cell: Cell, effort: Effort, store: Store, data: str | None = None) 
         The number of models in each finished stack.
     """
     torch.set_num_threads(1)  # the work is spread over processes
+    native.keep_freed_memory()
     dataset = load_uci(cell.dataset, data)
     grid = itertools.product(range(effort.grid(cell, len(dataset.splits))), RATES)
     yield from _run(cell, "validation", dataset, grid, effort.epochs, store)
@@ -318,6 +320,7 @@ def time_predictions(dataset: Dataset, outputs: int, covariance: str, seed: int 
         One record of kind "runtime" for each network.
     """
     torch.set_num_threads(1)
+    native.keep_freed_memory()
     part = _standardised(dataset, dataset.splits[0])
     dense = FullMoments if covariance == "full" else DiagonalMoments
     runs: dict[tuple[Nonlinearity, str], type[DiagonalMoments] | type[FactoredMoments] | type[FullMoments]] = {
