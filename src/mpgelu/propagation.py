@@ -11,7 +11,9 @@ from mpgelu.errors import InputError
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moments
 from mpgelu.moments.checks import check_mean
 
-_CHUNK_ENTRIES = 2**18  # entries of the largest temporary, one megabyte in float32: the size of a core's cache
+_CHUNK_ENTRIES = (
+    2**20
+)  # entries of the largest temporary: near the cache, and enough work to hide the overhead of calls
 _FEWEST_ROWS = 64
 
 

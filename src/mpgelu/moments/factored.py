@@ -13,9 +13,10 @@ from mpgelu.errors import InputError
 from mpgelu.moments.base import Moments
 from mpgelu.moments.checks import check_mean, check_spread
 from mpgelu.moments.diagonal import DiagonalMoments
-from mpgelu.native.row_wise import contract, use_native
+from mpgelu.native.row_wise import contract, gram, use_native
 
 _TABLE_LIMIT = 2**24  # entries of a product table kept to treat all rows in one matrix product
+_FEW = 4  # units up to which a row's covariance is a few sums, not worth a matrix product
 _SMALL_PRODUCT = 512  # up to so many entries, a row's sum over sources is cheaper multiplied out than as a product
 
 
@@ -73,6 +74,8 @@ class Block:
         if self.factor.dim() == 2 and self.factor.numel() * n <= _TABLE_LIMIT:
             products = (self.factor.unsqueeze(-1) * self.factor.unsqueeze(-2)).flatten(1)  # (rank, n * n)
             covariance = (self.variance @ products).view(*self.variance.shape[:-1], n, n)
+        elif n <= _FEW and use_native(self.variance, self.factor):
+            covariance = gram(self.variance, self.factor)
         else:
             covariance = (self.variance.unsqueeze(-1) * self.factor).mT @ self.factor
         return covariance if self.gain is None else covariance * self.gain.unsqueeze(-1) * self.gain.unsqueeze(-2)

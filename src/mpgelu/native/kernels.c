@@ -173,6 +173,72 @@ void contract_backward(int64_t rows, int64_t rank, int64_t n, const float *restr
         }
 }
 
+/* ---- Covariance of per-row blocks with few units: sum_r variance_r factor_ri factor_rj ---- */
+
+void gram(int64_t rows, int64_t rank, int64_t n, const float *restrict variance, const float *restrict factor,
+          float *restrict covariance) {
+    for (int64_t row = 0; row < rows; row++, variance += rank, factor += rank * n, covariance += n * n)
+        for (int64_t i = 0; i < n; i++)
+            for (int64_t j = i; j < n; j++) {
+                float sum = 0;
+#pragma omp simd reduction(+ : sum)
+                for (int64_t r = 0; r < rank; r++) sum += variance[r] * factor[r * n + i] * factor[r * n + j];
+                covariance[i * n + j] = covariance[j * n + i] = sum;
+            }
+}
+
+void gram_backward(int64_t rows, int64_t rank, int64_t n, const float *restrict variance,
+                   const float *restrict factor, const float *restrict grad, float *restrict by_variance,
+                   float *restrict by_factor) {
+    for (int64_t row = 0; row < rows; row++, variance += rank, by_variance += rank, grad += n * n)
+        for (int64_t r = 0; r < rank; r++, factor += n, by_factor += n) {
+            float sum = 0;
+            for (int64_t i = 0; i < n; i++) {
+                float both = 0;
+                for (int64_t j = 0; j < n; j++) both += (grad[i * n + j] + grad[j * n + i]) * factor[j];
+                by_factor[i] = variance[r] * both;
+                sum += 0.5f * both * factor[i];
+            }
+            by_variance[r] = sum;
+        }
+}
+
+/* ---- Small matrix products of each row: left (a, n) times right (b, n) transposed ---- */
+
+void products(int64_t rows, int64_t a, int64_t b, int64_t n, const float *restrict left, const float *restrict right,
+              float *restrict product) {
+    for (int64_t row = 0; row < rows; row++, right += b * n)
+        for (int64_t r = 0; r < a; r++, left += n)
+            for (int64_t p = 0; p < b; p++) {
+                const float *other = right + p * n;
+                float sum = 0;
+#pragma omp simd reduction(+ : sum)
+                for (int64_t i = 0; i < n; i++) sum += left[i] * other[i];
+                *product++ = sum;
+            }
+}
+
+void products_backward(int64_t rows, int64_t a, int64_t b, int64_t n, const float *restrict left,
+                       const float *restrict right, const float *restrict grad, float *restrict by_left,
+                       float *restrict by_right) {
+    for (int64_t row = 0; row < rows; row++, right += b * n, by_right += b * n) {
+        memset(by_right, 0, b * n * sizeof(float));
+        for (int64_t r = 0; r < a; r++, left += n, by_left += n, grad += b) {
+            memset(by_left, 0, n * sizeof(float));
+            for (int64_t p = 0; p < b; p++) {
+                float g = grad[p];
+                const float *other = right + p * n;
+                float *by_other = by_right + p * n;
+#pragma omp simd
+                for (int64_t i = 0; i < n; i++) {
+                    by_left[i] += g * other[i];
+                    by_other[i] += g * left[i];
+                }
+            }
+        }
+    }
+}
+
 /* ---- ReLU: marginals ---- */
 
 /* SR(a) = phi + a Phi = SR(-|a|) + max(a, 0);  mean s SR(a);  variance v F(a), F = Phi - SR(a) SR(-a),

@@ -26,6 +26,9 @@ def use_native(*tensors: Tensor) -> bool:
     )
 
 
+Dimensions = tuple[tuple[int, int], ...]  # (input, dimension counted from its end) of each
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One kernel and its backward, which acts on every row, that is on every index of the leading dimensions, alone.
@@ -34,14 +37,16 @@ class Kernel:
         name: the function in ``kernels.c``; ``<name>_backward`` takes the inputs and the gradients of the outputs and
             gives the gradients of the inputs.
         events: how many trailing dimensions of each input belong to one row; 0 for an elementwise kernel.
-        outputs: which input's shape each output has; a negative number leaves out the dimension before the last.
-        square: whether the last input is a matrix (n, n) per row; the kernel then takes n once, and a workspace.
+        outputs: the trailing dimensions of each output, as dimensions of the inputs.
+        sizes: what the kernel is told after the number of rows.
+        workspace: whether it needs room for pairs of units, several rows at a time.
     """
 
     name: str
     events: tuple[int, ...]
-    outputs: tuple[int, ...]
-    square: bool = False
+    outputs: tuple[Dimensions, ...]
+    sizes: Dimensions = ()
+    workspace: bool = False
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Outputs of the kernel; inputs broadcast against each other in the leading dimensions."""
@@ -59,25 +64,25 @@ class Kernel:
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The kernel itself, without gradients."""
-        shapes = [inputs[abs(k)].shape for k in self.outputs]
-        shapes = [s if k >= 0 else torch.Size([*s[:-2], s[-1]]) for s, k in zip(shapes, self.outputs, strict=True)]
-        return self._run(self.name, inputs, shapes)
+        batch = inputs[0].shape[: inputs[0].dim() - self.events[0]]
+        return self._run(self.name, inputs, [(*batch, *_picked(inputs, picks)) for picks in self.outputs])
 
     def backward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Gradients of the inputs, from the inputs and the gradients of the outputs."""
         return self._run(f"{self.name}_backward", tensors, [x.shape for x in tensors[: len(self.events)]])
 
-    def _run(self, name: str, inputs: Sequence[Tensor], shapes: Sequence[torch.Size]) -> tuple[Tensor, ...]:
-        last = inputs[len(self.events) - 1]
-        split = last.dim() - self.events[-1]
-        sizes = (math.prod(last.shape[:split]), *last.shape[split:])
-        results = tuple(last.new_empty(shape) for shape in shapes)
-        if self.square:
-            n = last.shape[-1]
-            run(name, sizes[:2], inputs, (*results, last.new_empty(2 * n * (n + 5) * _LANES)))
-        else:
-            run(name, sizes, inputs, results)
+    def _run(self, name: str, inputs: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
+        first = inputs[0]
+        rows = math.prod(first.shape[: first.dim() - self.events[0]])
+        results = tuple(first.new_empty(shape) for shape in shapes)
+        n = first.shape[-1]
+        workspace = [first.new_empty(2 * n * (n + 5) * _LANES)] if self.workspace else []
+        run(name, (rows, *_picked(inputs, self.sizes)), inputs, (*results, *workspace))
         return results
+
+
+def _picked(inputs: Sequence[Tensor], dimensions: Dimensions) -> list[int]:
+    return [inputs[index].shape[dimension] for index, dimension in dimensions]
 
 
 class _Eager(torch.autograd.Function):
@@ -147,7 +152,9 @@ def _in_front(size: int, dims: Sequence[int | None], tensors: Sequence[Tensor]) 
     ]
 
 
-_CONTRACT = Kernel("contract", events=(1, 2), outputs=(-1,))
+_CONTRACT = Kernel("contract", events=(1, 2), outputs=(((1, -1),),), sizes=((1, -2), (1, -1)))
+_GRAM = Kernel("gram", events=(1, 2), outputs=(((1, -1), (1, -1)),), sizes=((1, -2), (1, -1)))
+_PRODUCTS = Kernel("products", events=(2, 2), outputs=(((0, -2), (1, -2)),), sizes=((0, -2), (1, -2), (0, -1)))
 
 
 def contract(variance: Tensor, factor: Tensor) -> Tensor:
@@ -158,3 +165,23 @@ def contract(variance: Tensor, factor: Tensor) -> Tensor:
         factor: ``(*batch, rank, n)``.
     """
     return _CONTRACT(variance, factor)[0]
+
+
+def gram(variance: Tensor, factor: Tensor) -> Tensor:
+    r"""Covariance of a block, :math:`\sum_r d_r F_{ri} F_{rj}`, for few units.
+
+    Args:
+        variance: of the sources, ``(*batch, rank)``.
+        factor: ``(*batch, rank, n)``.
+    """
+    return _GRAM(variance, factor)[0]
+
+
+def products(left: Tensor, right: Tensor) -> Tensor:
+    r"""Small matrix products of each row, :math:`L R^\top`.
+
+    Args:
+        left: ``(*batch, a, n)``.
+        right: ``(*batch, b, n)``.
+    """
+    return _PRODUCTS(left, right)[0]

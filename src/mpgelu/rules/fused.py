@@ -12,11 +12,12 @@ from mpgelu.native.row_wise import Kernel, use_native
 
 __all__ = ["mpgelu_diagonal", "mpgelu_mask", "relu_diagonal", "relu_full_dvi", "relu_full_exact", "use_native"]
 
-_MPGELU_MASK = Kernel("mpgelu_mask", events=(0, 0), outputs=(0, 0, 0))
-_MPGELU_DIAGONAL = Kernel("mpgelu_diagonal", events=(0, 0), outputs=(0, 0))
-_RELU_DIAGONAL = Kernel("relu_diagonal", events=(0, 0), outputs=(0, 0))
-_RELU_FULL_DVI = Kernel("relu_full_dvi", events=(1, 2), outputs=(0, 1), square=True)
-_RELU_FULL_EXACT = Kernel("relu_full_exact", events=(1, 2), outputs=(0, 1), square=True)
+_MPGELU_MASK = Kernel("mpgelu_mask", events=(0, 0), outputs=((), (), ()))
+_MPGELU_DIAGONAL = Kernel("mpgelu_diagonal", events=(0, 0), outputs=((), ()))
+_RELU_DIAGONAL = Kernel("relu_diagonal", events=(0, 0), outputs=((), ()))
+_VECTOR_AND_MATRIX = (((0, -1),), ((1, -2), (1, -1)))
+_RELU_FULL_DVI = Kernel("relu_full_dvi", (1, 2), _VECTOR_AND_MATRIX, sizes=((0, -1),), workspace=True)
+_RELU_FULL_EXACT = Kernel("relu_full_exact", (1, 2), _VECTOR_AND_MATRIX, sizes=((0, -1),), workspace=True)
 
 
 def mpgelu_mask(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
