@@ -17,7 +17,7 @@ from torch.func import grad, vmap
 
 from mpgelu import native
 from mpgelu.moments import Block, DiagonalMoments, FullMoments
-from mpgelu.native.row_wise import contract
+from mpgelu.native.row_wise import _CONTRACT, contract, gram, products
 from mpgelu.rules import fused, keep_probability, mpgelu, relu
 
 Function = Callable[..., tuple[Tensor, ...]]
@@ -345,7 +345,7 @@ def test_when_native_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_native
 def test_wrong_kind_of_tensor() -> None:
     with pytest.raises(TypeError, match=r"contract takes contiguous float32 on the CPU, got torch\.DoubleTensor"):
-        contract(torch.ones(2).double(), torch.ones(2, 3).double())
+        _CONTRACT(torch.ones(2).double(), torch.ones(2, 3).double())
 
 
 def _start(code: str, **environment: str) -> subprocess.Popen[str]:
@@ -394,3 +394,21 @@ def test_run_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_library", lambda: None)
     with pytest.raises(RuntimeError, match="there are no native kernels"):
         native.run("contract", (), (), ())
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("function", "shapes"), [(gram, [(5, 7), (5, 7, 2)]), (products, [(5, 7, 3), (5, 2, 3)])], ids=["gram", "products"]
+)
+def test_small_products(function: Any, shapes: list[tuple[int, ...]]) -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    plain = [x.detach().double().requires_grad_() for x in inputs]
+    value, wanted = function(*inputs), function(*plain)
+    weight = torch.randn(value.shape)
+    torch.testing.assert_close(value.double(), wanted, atol=1e-5, rtol=1e-5)
+    grads = torch.autograd.grad((value * weight).sum(), inputs)
+    wanted_grads = torch.autograd.grad((wanted * weight).sum(), plain)
+    for slope, wanted_slope in zip(grads, wanted_grads, strict=True):
+        torch.testing.assert_close(slope.double(), wanted_slope, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(vmap(function)(*inputs), value)

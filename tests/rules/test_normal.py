@@ -9,7 +9,7 @@ from scipy.special import ndtr
 from scipy.stats import norm
 
 from mpgelu.rules import keep_probability
-from mpgelu.rules.normal import cdf, pdf, standardise
+from mpgelu.rules.normal import _cdf_by_polynomial, cdf, pdf, standardise
 
 TINY = {torch.float32: 2e-37, torch.float64: 3e-307}
 
@@ -45,3 +45,13 @@ def test_keep_probability_at_zero_variance_is_a_step(dtype: torch.dtype) -> None
     assert keep.tolist() == [0, 0, 0.5, 1, 1]
     for gradient in torch.autograd.grad(keep.sum(), (mean, variance)):
         assert gradient.isfinite().all()
+
+
+def test_the_polynomial_for_compilers_is_the_distribution_function() -> None:
+    a = torch.linspace(-12.8, 13, 5001, dtype=torch.float64)
+    wanted = torch.from_numpy(norm.cdf(a.numpy()))
+    torch.testing.assert_close(_cdf_by_polynomial(a), wanted, atol=0, rtol=1e-8)
+    torch.testing.assert_close(_cdf_by_polynomial(a.float()).double(), wanted, atol=1e-36, rtol=2e-5)
+    compiled = torch.compile(cdf, backend="aot_eager", fullgraph=True)(a.float())
+    torch.testing.assert_close(compiled, _cdf_by_polynomial(a.float()), atol=0, rtol=0)
+    torch.testing.assert_close(compiled, cdf(a.float()), atol=0, rtol=5e-5)

@@ -13,11 +13,9 @@ from mpgelu.errors import InputError
 from mpgelu.moments.base import Moments
 from mpgelu.moments.checks import check_mean, check_spread
 from mpgelu.moments.diagonal import DiagonalMoments
-from mpgelu.native.row_wise import contract, gram, use_native
+from mpgelu.native.row_wise import contract, gram
 
 _TABLE_LIMIT = 2**24  # entries of a product table kept to treat all rows in one matrix product
-_FEW = 4  # units up to which a row's covariance is a few sums, not worth a matrix product
-_SMALL_PRODUCT = 512  # up to so many entries, a row's sum over sources is cheaper multiplied out than as a product
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +62,7 @@ class Block:
     def marginal_variance(self) -> Tensor:
         """This block's part of the marginal variances, ``(*batch, n)``."""
         shared = self.factor.dim() == 2
-        marginal = self.variance @ self.factor.square() if shared else _contract(self.variance, self.factor)
+        marginal = self.variance @ self.factor.square() if shared else contract(self.variance, self.factor)
         return marginal if self.gain is None else marginal * self.gain.square()
 
     @property
@@ -74,10 +72,8 @@ class Block:
         if self.factor.dim() == 2 and self.factor.numel() * n <= _TABLE_LIMIT:
             products = (self.factor.unsqueeze(-1) * self.factor.unsqueeze(-2)).flatten(1)  # (rank, n * n)
             covariance = (self.variance @ products).view(*self.variance.shape[:-1], n, n)
-        elif n <= _FEW and use_native(self.variance, self.factor):
-            covariance = gram(self.variance, self.factor)
         else:
-            covariance = (self.variance.unsqueeze(-1) * self.factor).mT @ self.factor
+            covariance = gram(self.variance, self.factor)
         return covariance if self.gain is None else covariance * self.gain.unsqueeze(-1) * self.gain.unsqueeze(-2)
 
     def scaled(self, gain: Tensor, row_wise: bool = False) -> Block:
@@ -204,16 +200,6 @@ def _principal_block(covariance: Tensor) -> Block:
     values, vectors = torch.linalg.eigh(covariance.to(torch.promote_types(covariance.dtype, torch.float32)))
     # Clamped because rounding makes zero eigenvalues slightly negative.
     return Block(vectors.mT.to(covariance.dtype), values.clamp_min(0).to(covariance.dtype), row_wise=True)
-
-
-def _contract(variance: Tensor, factor: Tensor) -> Tensor:
-    """Sum over the sources of each row: many tiny matrix products are slower than multiplying and adding."""
-    if use_native(variance, factor):
-        return contract(variance, factor)
-    squares = factor.square()
-    if squares.shape[-1] * squares.shape[-2] <= _SMALL_PRODUCT:
-        return (variance.unsqueeze(-1) * squares).sum(-2)
-    return (variance.unsqueeze(-2) @ squares).squeeze(-2)
 
 
 def _sum(parts: list[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Native kernels as differentiable torch functions that also run under ``vmap``."""
+"""Native kernels as differentiable torch functions that also run under ``vmap``, and the small products of each row."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from torch.autograd import forward_ad
 from mpgelu.native import available, run
 
 _LANES = 8  # rows that kernels.c turns into one vector
+# Many tiny matrix products are slower than sums multiplied out: by a kernel, a compiler, or in torch if they are small.
+_FEW = 4  # columns of a product
+_SMALL = 512  # entries of a factor
 
 
 def use_native(*tensors: Tensor) -> bool:
@@ -158,30 +161,45 @@ _PRODUCTS = Kernel("products", events=(2, 2), outputs=(((0, -2), (1, -2)),), siz
 
 
 def contract(variance: Tensor, factor: Tensor) -> Tensor:
-    r"""Marginal variances of a block, :math:`\sum_r d_r F_{ri}^2`, in one pass.
+    r"""Marginal variances of a block, :math:`\sum_r d_r F_{ri}^2`.
 
     Args:
         variance: of the sources, ``(*batch, rank)``.
         factor: ``(*batch, rank, n)``.
     """
-    return _CONTRACT(variance, factor)[0]
+    if use_native(variance, factor):
+        return _CONTRACT(variance, factor)[0]
+    if torch.compiler.is_compiling() or factor.shape[-1] * factor.shape[-2] <= _SMALL:
+        return (variance.unsqueeze(-1) * factor.square()).sum(-2)
+    return (variance.unsqueeze(-2) @ factor.square()).squeeze(-2)
 
 
 def gram(variance: Tensor, factor: Tensor) -> Tensor:
-    r"""Covariance of a block, :math:`\sum_r d_r F_{ri} F_{rj}`, for few units.
+    r"""Covariance of a block, :math:`\sum_r d_r F_{ri} F_{rj}`.
 
     Args:
         variance: of the sources, ``(*batch, rank)``.
         factor: ``(*batch, rank, n)``.
     """
-    return _GRAM(variance, factor)[0]
+    few = factor.shape[-1] <= _FEW
+    if few and use_native(variance, factor):
+        return _GRAM(variance, factor)[0]
+    weighted = variance.unsqueeze(-1) * factor
+    if few and torch.compiler.is_compiling():
+        return (weighted.unsqueeze(-1) * factor.unsqueeze(-2)).sum(-3)
+    return weighted.mT @ factor
 
 
 def products(left: Tensor, right: Tensor) -> Tensor:
-    r"""Small matrix products of each row, :math:`L R^\top`.
+    r"""Matrix products of each row, :math:`L R^\top`.
 
     Args:
         left: ``(*batch, a, n)``.
         right: ``(*batch, b, n)``.
     """
-    return _PRODUCTS(left, right)[0]
+    few = right.shape[-2] <= _FEW
+    if few and use_native(left, right):
+        return _PRODUCTS(left, right)[0]
+    if few and torch.compiler.is_compiling():
+        return (left.unsqueeze(-2) * right.unsqueeze(-3)).sum(-1)
+    return left @ right.mT

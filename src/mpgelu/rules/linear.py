@@ -11,12 +11,10 @@ from torch import Tensor
 from mpgelu.errors import MissingRuleError
 from mpgelu.moments import Block, DiagonalMoments, FactoredMoments, FullMoments
 from mpgelu.moments.checks import check_features
-from mpgelu.native.row_wise import products, use_native
+from mpgelu.native.row_wise import products
 
 # Largest table (entries) of weight-times-factor products kept to carry a shared block through one matrix product.
 _TABLE_LIMIT = 2**24
-_FEW = 4  # outputs up to which a row's product is a few sums
-_SMALL_PRODUCT = 512  # up to so many entries, scaling a row's factor is cheaper than a matrix product for every row
 
 
 @singledispatch
@@ -83,10 +81,8 @@ def _mapped_factor(block: Block, weight: Tensor) -> Tensor:
         # W diag(g) F for all rows at once: a matrix product of g with the table of W[o, j] F[r, j].
         table = (factor.unsqueeze(-2) * weight).flatten(0, 1)  # (rank * outputs, n)
         return F.linear(gain, table).view(*gain.shape[:-1], block.rank, outputs)
-    if outputs <= _FEW and use_native(factor, gain, weight):
+    if outputs < block.rank and outputs < weight.shape[1]:
         return products(factor, gain.unsqueeze(-2) * weight)
-    if outputs < block.rank and factor.dim() > 2 and block.rank * factor.shape[-1] > _SMALL_PRODUCT:
-        return factor @ (gain.unsqueeze(-2) * weight).mT
     return F.linear(block.scaled_factor, weight)
 
 

@@ -7,13 +7,22 @@ import math
 import torch
 from torch import Tensor
 
+# Coefficients of the tail polynomial, lowest first; the native kernels have the same.
+_TAIL = (
+    *(3.000093157e-01, 2.997353871e-01, 2.762148369e-01, 1.969550338e-01, 2.397622613e-01),
+    *(-1.968365316e-01, 4.781490779e-01, -5.701896695e-01, 2.810749698e-01, -5.156054835e-02),
+)
+
 
 def cdf(a: Tensor) -> Tensor:
     r"""Standard normal distribution function :math:`\Phi(a) = \tfrac12 \operatorname{erfc}(-a/\sqrt2)`.
 
     The erfc form keeps the left tail in float32, which ``torch.special.ndtr`` and ``1 + erf`` lose. What is below
-    the tail kept by :func:`standardise` becomes exactly zero.
+    the tail kept by :func:`standardise` becomes exactly zero. Compilers do not vectorise erfc: in their hands float32
+    takes a polynomial of the same accuracy, several times faster.
     """
+    if torch.compiler.is_compiling() and a.dtype == torch.float32:
+        return _cdf_by_polynomial(a)
     return torch.nn.functional.hardshrink(0.5 * torch.erfc(a * -math.sqrt(0.5)), _smallest_tail(a.dtype))
 
 
@@ -21,6 +30,16 @@ def pdf(a: Tensor) -> Tensor:
     r"""Standard normal density :math:`\varphi(a)`, exactly zero below the tail kept by :func:`standardise`."""
     density = torch.exp(-0.5 * a * a) * (1 / math.sqrt(2 * math.pi))
     return torch.nn.functional.hardshrink(density, _smallest_tail(a.dtype))
+
+
+def _cdf_by_polynomial(a: Tensor) -> Tensor:
+    r"""The same by :math:`\Phi(-x) = \varphi(x)\, t\, P(t)`, :math:`t = 1 / (1 + 0.3 x)`, :math:`x \ge 0`."""
+    t = 1 / (1 + 0.3 * a.abs())
+    polynomial = torch.full_like(t, _TAIL[-1])
+    for coefficient in _TAIL[-2::-1]:
+        polynomial = polynomial * t + coefficient
+    tail = pdf(a) * t * polynomial
+    return torch.where(a < 0, tail, 1 - tail)
 
 
 def standardise(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:

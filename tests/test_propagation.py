@@ -1,0 +1,55 @@
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+import mpgelu
+from mpgelu import DiagonalMoments, FullMoments, InputError, propagate
+
+
+@pytest.mark.parametrize("kind", [DiagonalMoments, mpgelu.FactoredMoments, FullMoments])
+@pytest.mark.parametrize("chunk_rows", [None, 1, 7, 1000])
+def test_chunks_are_the_whole(kind: Any, chunk_rows: int | None) -> None:
+    torch.manual_seed(0)
+    network = mpgelu.network(5, hidden=(8, 8)).double()
+    x = torch.randn(23, 5, dtype=torch.float64)
+    whole = network(kind.certain(x))
+    parts = propagate(network, x, moments=kind.certain, chunk_rows=chunk_rows)
+    torch.testing.assert_close(parts.mean, whole.mean)
+    torch.testing.assert_close(parts.covariance, whole.covariance)
+    assert isinstance(parts, DiagonalMoments if kind is DiagonalMoments else FullMoments)
+    assert not parts.mean.requires_grad
+
+
+def test_bad_arguments() -> None:
+    network = mpgelu.network(2, hidden=(4,))
+    with pytest.raises(InputError, match=r"propagate: x must have shape \(rows, features\), got \(2,\)"):
+        propagate(network, torch.ones(2))
+    with pytest.raises(InputError, match="chunk_rows must be at least 1, got -3"):
+        propagate(network, torch.ones(4, 2), chunk_rows=-3)
+    with pytest.raises(InputError, match="mean must be finite, got nan at index"):
+        propagate(network, torch.tensor([[1.0, float("nan")]]))
+
+
+_PEAK = """
+import resource, sys, torch, mpgelu
+torch.set_num_threads(1)
+network = mpgelu.network(9, hidden=(50, 50))
+x = torch.zeros(int(sys.argv[1]), 9)
+mpgelu.propagate(network, x[:5000])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+mpgelu.propagate(network, x)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes on Linux only")
+def test_memory_does_not_grow_with_the_rows() -> None:
+    rows = 400_000
+    command = [sys.executable, "-c", _PEAK, str(rows)]
+    kilobytes = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    output = rows * (2 + 4) * 4 / 1024  # mean and covariance of two outputs, held twice while they are joined
+    temporaries = rows * 9 * 50 * 4 / 1024  # what the whole batch at once would need for one block alone
+    assert kilobytes < 2 * output + 20_000 < temporaries / 10
