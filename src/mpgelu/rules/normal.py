@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -35,10 +36,11 @@ def pdf(a: Tensor) -> Tensor:
 def _cdf_by_polynomial(a: Tensor) -> Tensor:
     r"""The same by :math:`\Phi(-x) = \varphi(x)\, t\, P(t)`, :math:`t = 1 / (1 + 0.3 x)`, :math:`x \ge 0`."""
     t = 1 / (1 + 0.3 * a.abs())
-    polynomial = torch.full_like(t, _TAIL[-1])
-    for coefficient in _TAIL[-2::-1]:
-        polynomial = polynomial * t + coefficient
-    tail = pdf(a) * t * polynomial
+    terms, power = [t * odd + even for even, odd in zip(_TAIL[::2], _TAIL[1::2], strict=True)], t * t
+    while len(terms) > 1:  # Estrin's scheme: pairs of terms at a time, a short chain of dependent operations
+        pairs = itertools.zip_longest(terms[::2], terms[1::2])
+        terms, power = [low if high is None else high * power + low for low, high in pairs], power * power
+    tail = pdf(a) * t * terms[0]
     return torch.where(a < 0, tail, 1 - tail)
 
 
