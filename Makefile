@@ -14,8 +14,8 @@ test: $(INSTALLED)  ## lint, types, all tests and doctests
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
-bench: $(INSTALLED)  ## speed, measured in one interleaved run: benchmarks/results/
-	$(BIN)/mpgelu bench
+bench: $(INSTALLED)  ## speed, measured in turns: results/bench/ and the table in the README
+	$(BIN)/mpgelu bench --output results/bench --readme README.md
 
 docs: $(INSTALLED)  ## the site, in site/
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'

@@ -34,22 +34,25 @@ def test_bad_arguments() -> None:
 
 
 _PEAK = """
-import resource, sys, torch, mpgelu
+import sys, torch, mpgelu
+from mpgelu.bench.sections import _high_water_mark
 torch.set_num_threads(1)
 network = mpgelu.network(9, hidden=(50, 50))
-x = torch.zeros(int(sys.argv[1]), 9)
-mpgelu.propagate(network, x[:5000])
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-mpgelu.propagate(network, x)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+x = torch.zeros(400_000, 9)
+mpgelu.propagate(network, x[:20_000])
+before = _high_water_mark()
+mpgelu.propagate(network, x, chunk_rows=int(sys.argv[1]) or None)
+print(_high_water_mark() - before)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes on Linux only")
-def test_memory_does_not_grow_with_the_rows() -> None:
-    rows = 400_000
-    command = [sys.executable, "-c", _PEAK, str(rows)]
-    kilobytes = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    output = rows * (2 + 4) * 4 / 1024  # mean and covariance of two outputs, held twice while they are joined
-    temporaries = rows * 9 * 50 * 4 / 1024  # what the whole batch at once would need for one block alone
-    assert kilobytes < 2 * output + 20_000 < temporaries / 10
+def _megabytes(chunk_rows: int) -> float:
+    command = [sys.executable, "-c", _PEAK, str(chunk_rows)]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process from /proc")
+def test_memory_is_that_of_the_output_and_a_chunk() -> None:
+    output = 400_000 * (2 + 4) * 4 / 2**20  # mean and covariance of two outputs, held twice while they are joined
+    assert _megabytes(0) < 2 * output + 20
+    assert _megabytes(100_000) > 100_000 * 9 * 50 * 4 / 2**20  # one block of a larger chunk: the measure measures

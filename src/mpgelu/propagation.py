@@ -46,7 +46,7 @@ def propagate(
     check_mean("propagate", x)
     if x.dim() != 2:
         raise InputError(f"propagate: x must have shape (rows, features), got {tuple(x.shape)}")
-    size = chunk_rows or _chunk_rows(network, x.shape[-1])
+    size = chunk_rows or _chunk_rows(network, moments(x[:1]))
     if size < 1:
         raise InputError(f"propagate: chunk_rows must be at least 1, got {chunk_rows}")
     with torch.no_grad():
@@ -64,7 +64,8 @@ def _dense(output: Moments) -> DiagonalMoments | FullMoments:
     return output if isinstance(output, DiagonalMoments | FullMoments) else FullMoments.from_moments(output)
 
 
-def _chunk_rows(network: nn.Module, features: int) -> int:
-    """Rows whose largest temporary, a factor of the widest layer for each feature, fills the cache."""
-    widest = max((p.shape[0] for p in network.parameters() if p.dim() == 2), default=1)
-    return max(_FEWEST_ROWS, _CHUNK_ENTRIES // (widest * min(features, widest)))
+def _chunk_rows(network: nn.Module, start: Moments) -> int:
+    """Rows whose largest temporary stays near the cache: a variance, a matrix, or the factors of the widest layer."""
+    widths = [p.shape[0] for p in network.parameters() if p.dim() == 2] or [1]
+    sources = {DiagonalMoments: 8, FullMoments: max(widths)}.get(type(start), start.features + sum(widths[:-2]) // 2)
+    return max(_FEWEST_ROWS, _CHUNK_ENTRIES // (max(widths) * sources))

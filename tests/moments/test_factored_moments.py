@@ -112,14 +112,14 @@ def test_every_way_to_carry_a_block_gives_the_same(limit: int, monkeypatch: pyte
 def test_promotion_happens_where_the_rank_is_high_and_not_before() -> None:
     x = torch.randn(4, 3)
     assert kinds_on_the_way(build([3, 20, 20, 2], "dropout"), FactoredMoments.certain(x)) == {FactoredMoments}
-    deep = build([3, 6, 6, 6, 6, 2], "dropout")
+    deep = build([3, 6, 6, 6, 6, 6, 2], "dropout")
     assert kinds_on_the_way(deep, FactoredMoments.certain(x)) == {FactoredMoments, FullMoments}
     assert kinds_on_the_way(deep, FactoredMoments.certain(x, max_rank=math.inf)) == {FactoredMoments}
     assert kinds_on_the_way(deep, FactoredMoments.certain(x, max_rank=4)) == {FactoredMoments}
 
 
 def test_promoted_at_a_gaussian_layer() -> None:
-    net = build([3, 5, 5, 5, 5, 5, 2], "gaussian").double()
+    net = build([3, 5, 5, 5, 5, 5, 5, 2], "gaussian").double()
     x = torch.randn(4, 3, dtype=torch.float64)
     assert FullMoments in kinds_on_the_way(net, FactoredMoments.certain(x))
     assert_same(net(FactoredMoments.certain(x)), net(FullMoments.certain(x)), 1e-10)

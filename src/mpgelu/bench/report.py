@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 
 from mpgelu import native
 from mpgelu.bench.sections import Rows
@@ -19,6 +20,8 @@ from mpgelu.errors import InputError
 from mpgelu.files import write_atomically
 
 Results = dict[str, Any]
+
+_STYLES = {"": "o-", "torch only": "o--", "compiled": "o:"}
 
 # What the library promises: name, numerator and denominator (method, width), bound, whether the ratio is at most it.
 _EXACT, _TORCH = "MP-GELU exact (factored)", ", torch only"
@@ -126,7 +129,9 @@ def markdown(rows: Rows) -> str:
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def write(results: Results, folder: Path) -> None:
@@ -194,14 +199,24 @@ def _save(path: Path, draw: Any, wide: bool = False) -> None:
 
 
 def _lines(axes: Axes, rows: Rows, x: str, y: str, by: str = "method") -> None:
+    """One line per method; variants of a method (torch only, compiled) in its colour and another style."""
+    colours: dict[str, str] = {}
     for name in dict.fromkeys(row[by] for row in rows):
         mine = [row for row in rows if row[by] == name]
-        axes.plot([row[x] for row in mine], [row[y] for row in mine], "o-", ms=4, label=name)
+        stem, _, variant = name.replace(" (factored)", "").rpartition(", ")
+        variant = variant if variant in _STYLES else ""
+        stem = stem if variant else name.replace(" (factored)", "")
+        colour = colours.setdefault(stem, f"C{len(colours)}")
+        axes.plot([r[x] for r in mine], [r[y] for r in mine], _STYLES[variant], color=colour, ms=4, label=name)
+    sizes = sorted({row[x] for row in rows})
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    axes.grid(alpha=0.3, which="both")
+    axes.grid(alpha=0.3)
 
 
 def _draw_inference(axes: Axes, rows: Rows) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
-import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -272,10 +272,17 @@ def _peak_megabytes(sizes: dict[str, int], rows: int) -> float:
 def _measure_peak(sizes: dict[str, int], rows: int) -> float:
     torch.set_num_threads(1)
     with torch.no_grad():
-        _exact_prediction(**sizes, rows=1)()
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        _exact_prediction(**sizes, rows=rows)()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        _exact_prediction(**sizes, rows=64)()
+        run = _exact_prediction(**sizes, rows=rows)
+        before = _high_water_mark()
+        run()
+    return _high_water_mark() - before
+
+
+def _high_water_mark() -> float:
+    """Largest resident memory of this process so far, in megabytes; ``ru_maxrss`` would inherit the parent's."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
 
 
 def counts(settings: Settings) -> Rows:

@@ -89,7 +89,8 @@ def _mapped_factor(block: Block, weight: Tensor) -> Tensor:
 def _dense_is_cheaper(rank: int, outputs: int, inputs: int) -> bool:
     """Whether to change to n x n matrices: the factors cost ``rank * inputs * outputs`` multiplications per row.
 
-    The dense products cost ``inputs * outputs * (inputs + outputs)``. A layer that narrows stays factored: there
-    writing out the covariance of its wide input would cost more than it saves.
+    The dense products cost ``inputs * outputs * (inputs + outputs)``, and about half as much again to write out and
+    to mask the matrices. A layer that narrows stays factored: there writing out the covariance of its wide input
+    would cost more than it saves.
     """
-    return rank > inputs + outputs and inputs <= 2 * outputs
+    return rank > inputs + 2 * outputs and inputs <= 2 * outputs
