@@ -67,5 +67,5 @@ def _dense(output: Moments) -> DiagonalMoments | FullMoments:
 def _chunk_rows(network: nn.Module, start: Moments) -> int:
     """Rows whose largest temporary stays near the cache: a variance, a matrix, or the factors of the widest layer."""
     widths = [p.shape[0] for p in network.parameters() if p.dim() == 2] or [1]
-    sources = {DiagonalMoments: 8, FullMoments: max(widths)}.get(type(start), start.features + sum(widths[:-2]) // 2)
+    sources = {DiagonalMoments: 8, FullMoments: max(widths)}.get(type(start), start.features + sum(widths[:-3]))
     return max(_FEWEST_ROWS, _CHUNK_ENTRIES // (max(widths) * sources))
