@@ -522,3 +522,22 @@ def test_a_frozen_parameter_stays() -> None:
     before = first.weight.clone()
     fit(net)
     assert torch.equal(first.weight, before)
+
+
+def test_without_a_compiler_compiled_training_is_plain_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from mpgelu import native
+
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    native.can_compile.cache_clear()
+    torch.manual_seed(0)
+    network, x = mp.network(2, (4,)), torch.randn(8, 2)
+    with caplog.at_level("INFO", logger="mpgelu"):
+        for _ in range(2):
+            history = mp.fit(
+                network, mp.HeteroscedasticGaussian(), (x, x[:, 0]), epochs=2, compile=True, progress=False
+            )
+    native.can_compile.cache_clear()
+    assert torch.isfinite(history.loss).all()
+    assert [record.message.startswith("No C++ compiler") for record in caplog.records] == [True]

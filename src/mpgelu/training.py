@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from mpgelu import native
 from mpgelu.errors import InputError, TrainingError
 from mpgelu.moments import FactoredMoments, Moments
 
@@ -98,7 +99,7 @@ def fit(
         patience: stop when no model has improved on the validation data for so many epochs.
         seed: of the order of the rows.
         progress: show a progress bar when the standard error is a terminal.
-        compile: run the loss through ``torch.compile``; pays for long runs.
+        compile: run the loss through ``torch.compile`` where there is a C++ compiler; pays for long runs.
 
     Returns:
         The history of the run. Ctrl-C ends it early and keeps the best state so far.
@@ -123,7 +124,7 @@ def fit(
     def row_losses(X: Tensor, y: Tensor) -> Tensor:
         return -likelihood.expected_log_prob(network(moments(X)), y).mean(-1)
 
-    losses = torch.compile(row_losses) if compile else row_losses
+    losses = torch.compile(row_losses) if compile and native.can_compile() else row_losses
     trainer = _Trainer(network, likelihood, y.shape[:-1], losses, optimizer, scheduler, penalty, clip)
     alone = likelihood if isinstance(likelihood, nn.Module) and y.dim() == 1 else None
     best = _Best(network, y.shape[:-1], alone)

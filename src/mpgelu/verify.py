@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from scipy.stats import norm
+from scipy.special import ndtri
 from torch import Tensor, nn
 
 from mpgelu.errors import InputError
@@ -264,7 +264,7 @@ class _Tally:
 
 def _worst(error: Tensor, se: Tensor, tolerance: float) -> tuple[tuple[float, float], bool]:
     """The entry furthest beyond its allowance, and whether it is within; Bonferroni over all entries."""
-    critical = norm.isf(_FALSE_ALARM / 2 / error.numel())
+    critical = -ndtri(_FALSE_ALARM / 2 / error.numel())
     excess = (error - critical * se - tolerance).flatten()
     place = int(excess.argmax())
     rounding = 1e-6  # a layer without randomness agrees to float32 rounding only

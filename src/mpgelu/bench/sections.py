@@ -103,7 +103,7 @@ def _inference_methods(width: int, rows: int, compiled: bool) -> dict[str, Run]:
     for name in ("MP-GELU diagonal", "MP-GELU exact (factored)", "ReLU full, DVI"):
         if name in methods:
             methods[f"{name}, torch only"] = _without_native(methods[name])
-    if compiled:
+    if compiled and native.can_compile():
         methods |= _compiled(mpgelu, x)
     return methods
 

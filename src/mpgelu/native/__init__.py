@@ -51,6 +51,16 @@ def disabled() -> Iterator[None]:
         _switched_off = before
 
 
+@cache
+def can_compile() -> bool:
+    """Whether ``torch.compile`` has the C++ compiler that it needs on the CPU; if not, the log says so once."""
+    chosen = shlex.split(os.environ.get("CXX", ""))[:1]
+    if any(shutil.which(name) for name in chosen or ("c++", "g++", "clang++")):
+        return True
+    _log.info("No C++ compiler: torch.compile is skipped, which changes the speed and not the numbers")
+    return False
+
+
 def keep_freed_memory() -> None:
     """Ask the C library to keep freed memory for the next tensor instead of returning it to the system.
 
