@@ -50,18 +50,17 @@ def propagate(
     if size < 1:
         raise InputError(f"propagate: chunk_rows must be at least 1, got {chunk_rows}")
     with torch.no_grad():
-        parts = [_dense(network(moments(chunk))) for chunk in torch.split(x, size)]
-    if len(parts) == 1:
-        return parts[0]
-    mean = torch.cat([part.mean for part in parts])
-    if isinstance(parts[0], DiagonalMoments):
-        return DiagonalMoments(mean, torch.cat([part.variance for part in parts]))
-    return FullMoments(mean, torch.cat([part.covariance for part in parts]))
+        mean, spread = _mean_and_spread(network(moments(x[:size])))
+        mean_all, spread_all = (part.new_empty(len(x), *part.shape[1:]) for part in (mean, spread))
+        mean_all[:size], spread_all[:size] = mean, spread
+        for start in range(size, len(x), size):
+            rows = slice(start, start + size)
+            mean_all[rows], spread_all[rows] = _mean_and_spread(network(moments(x[rows])))
+    return (DiagonalMoments if spread.dim() == 2 else FullMoments)(mean_all, spread_all)
 
 
-def _dense(output: Moments) -> DiagonalMoments | FullMoments:
-    """The output without references to the chunk's temporaries, which a factored one would keep alive."""
-    return output if isinstance(output, DiagonalMoments | FullMoments) else FullMoments.from_moments(output)
+def _mean_and_spread(output: Moments) -> tuple[Tensor, Tensor]:
+    return output.mean, output.variance if isinstance(output, DiagonalMoments) else output.covariance
 
 
 def _chunk_rows(network: nn.Module, start: Moments) -> int:

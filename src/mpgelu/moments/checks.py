@@ -7,6 +7,8 @@ from torch import Tensor
 
 from mpgelu.errors import InputError
 
+_ENTRIES_AT_ONCE = 2**21  # isfinite makes copies: of a part, not of a table that fills the memory
+
 
 def check_mean(caller: str, mean: object) -> Tensor:
     """A float tensor with at least one row and one feature, without NaN or infinity."""
@@ -93,7 +95,9 @@ def _check_covariance(caller: str, covariance: Tensor) -> None:
 
 
 def _check_finite(caller: str, name: str, value: Tensor) -> None:
-    if not _values_are_known(value) or torch.isfinite(value).all():
+    if not _values_are_known(value) or all(
+        torch.isfinite(part).all() for part in torch.split(value.flatten(), _ENTRIES_AT_ONCE)
+    ):
         return
     place = tuple(int(i) for i in torch.nonzero(~torch.isfinite(value))[0])
     raise InputError(
