@@ -542,3 +542,9 @@ def test_without_a_compiler_compiled_training_is_plain_training(
     native.can_compile.cache_clear()
     assert torch.isfinite(history.loss).all()
     assert [record.message[:15] for record in caplog.records] == ["No C++ compiler"]
+
+
+def test_a_frozen_network_is_refused() -> None:
+    network = mp.network(2, (4,)).requires_grad_(False)
+    with pytest.raises(InputError, match="fit: the network has no parameters to train"):
+        mp.fit(network, mp.HeteroscedasticGaussian(), (torch.ones(3, 2), torch.ones(3)), progress=False)

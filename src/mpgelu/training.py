@@ -172,22 +172,25 @@ class _Trainer:
         clip: float | None,
     ) -> None:
         self.parameters = [p for p in network.parameters() if p.requires_grad]
-        shared = [p for p in likelihood.parameters() if p.requires_grad] if isinstance(likelihood, nn.Module) else []
-        self.shared = shared
+        if not self.parameters:
+            raise InputError("fit: the network has no parameters to train; all of them are frozen, or there are none")
+        noise = likelihood.parameters() if isinstance(likelihood, nn.Module) else ()
+        self.shared = [p for p in noise if p.requires_grad]
         make = optimizer or (lambda parameters: torch.optim.Adam(parameters, lr=1e-2))
-        self.optimizer = make([*self.parameters, *shared])
+        self.optimizer = make([*self.parameters, *self.shared])
         self.scheduler = scheduler(self.optimizer) if scheduler else None
         self.models, self.losses, self.penalty, self.clip = models, losses, penalty, clip
-        self.step_scale = torch.ones(models)
-        self.good = torch.ones(models, dtype=torch.bool)
+        self.device = self.parameters[0].device
+        self.step_scale = torch.ones(models, device=self.device)
+        self.good = torch.ones(models, dtype=torch.bool, device=self.device)
         self.recoveries: list[str] = []
         self.steps = 0
-        self.losses_seen = torch.zeros(models)
+        self.losses_seen = torch.zeros(models, device=self.device)
         self._snapshot = [p.detach().clone() for p in self.parameters]
 
     def epoch(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
         """Train on every batch; the mean loss of each model."""
-        total, count = torch.zeros(self.models), 0
+        total, count = torch.zeros(self.models, device=self.device), 0
         for X, y in batches:
             total, count = total + self.step(X, y), count + 1
         return total / count
@@ -197,7 +200,6 @@ class _Trainer:
         snapshot_due = self.steps % _SNAPSHOT_EVERY == 0
         damped = bool((self.step_scale < 1).any())
         before = [p.detach().clone() for p in self.parameters] if snapshot_due or damped else []
-        self.losses_seen = torch.zeros(self.models)
         self.optimizer.step(lambda: self._backward(X, y))
         if self.scheduler:
             self.scheduler.step()
@@ -279,8 +281,9 @@ class _Best:
     def __init__(self, network: nn.Module, models: torch.Size, likelihood: nn.Module | None) -> None:
         self.parameters = [*network.parameters(), *(likelihood.parameters() if likelihood is not None else ())]
         self.models = models
-        self.loss = torch.full(models, torch.inf)
-        self.epoch = torch.zeros(models, dtype=torch.long)
+        device = self.parameters[0].device
+        self.loss = torch.full(models, torch.inf, device=device)
+        self.epoch = torch.zeros(models, dtype=torch.long, device=device)
         self.seen: list[Tensor] = []
         self.state: list[Tensor] = []
 
