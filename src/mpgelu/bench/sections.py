@@ -132,7 +132,7 @@ def training(settings: Settings) -> Rows:
     batches = (32,) if settings.quick else (256, 4096)
     for width in (settings.widths[0],) if settings.quick else (20, 50):
         for batch in batches:
-            methods = _training_methods(width, batch)
+            methods = _training_methods(width, batch, settings.compiled)
             timings = _best_chunk(in_turns(methods, settings.rounds))
             table += [
                 {"width": width, "batch": batch, "method": name, "ms": 1e3 * t.best, "us per row": 1e6 * t.best / batch}
@@ -141,7 +141,7 @@ def training(settings: Settings) -> Rows:
     return table
 
 
-def _training_methods(width: int, batch: int) -> dict[str, Run]:
+def _training_methods(width: int, batch: int, compiled: bool) -> dict[str, Run]:
     torch.manual_seed(0)
     x, y = torch.randn(batch, FEATURES), torch.randn(batch)
     plain = paper_network("mpgelu", FEATURES, 2, RATE, width)
@@ -149,9 +149,20 @@ def _training_methods(width: int, batch: int) -> dict[str, Run]:
     for name, nonlinearity, kind in METHODS:
         trained = paper_network(nonlinearity, FEATURES, 2, RATE, width)
         methods[name] = _step(trained, partial(_moments, trained, kind), x, y)
+    sampled = MCDropout(FEATURES, width, 2, RATE).network
+    methods["dropout network, one sample"] = _step(sampled, sampled, x, y)
     relu = paper_network("relu", FEATURES, 2, RATE, width)
+    exact = nn.Sequential(*(ReLU("exact") if isinstance(m, ReLU) else m for m in relu))
+    methods["ReLU full, exact"] = _step(exact, partial(_moments, exact, FullMoments), x, y)
     for chunk in sorted({min(chunk, batch) for chunk in PAPER_CHUNKS}):
         methods[f"ReLU full as in the paper/{chunk}"] = _step(relu, partial(_paper_moments, relu, chunk), x, y)
+    if compiled and native.can_compile():
+        torch.compiler.reset()  # of one function only a few versions are kept
+        methods["deterministic, compiled"] = _step(plain, torch.compile(plain, fullgraph=True), x, y)
+        for name, nonlinearity, kind in METHODS[:2]:
+            network = paper_network(nonlinearity, FEATURES, 2, RATE, width)
+            forward = torch.compile(partial(_moments, network, kind), fullgraph=True)
+            methods[f"{name}, compiled"] = _step(network, forward, x, y)
     return methods
 
 
