@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from mpgelu.errors import InputError
 from mpgelu.layers import MPGELU, Dropout, GaussianLinear, Linear, ReLU
-from mpgelu.moments import FactoredMoments, FullMoments
+from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
+from mpgelu.native import perceptron
+from mpgelu.native.row_wise import use_native
+from mpgelu.rules.dropout import mask_moments
 
 Nonlinearity = Literal["mpgelu", "relu"]
 
@@ -128,6 +132,7 @@ class Stack(nn.Module):
         for position, name in enumerate(self._buffer_names):
             self.register_buffer(f"buffer_{position}", buffers[name].detach().clone())
         self._skeleton = (copy.deepcopy(networks[0]).to("meta"),)  # in a tuple, so that its parameters stay hidden
+        self._perceptron = _as_perceptron(networks[0])
 
     def __len__(self) -> int:
         """Number of models."""
@@ -135,7 +140,22 @@ class Stack(nn.Module):
 
     def forward(self, value: Any) -> Any:
         """Run every network on its own slice of ``value``, whose tensors are ``(models, *batch, n)``."""
+        fusible = self.perceptron if isinstance(value, DiagonalMoments) and self._can_fuse(value) else None
+        if fusible is not None:
+            return DiagonalMoments(*perceptron.propagate(fusible, value.mean, value.variance))
         return vmap(self._run)(*self._state(), value)
+
+    def each(self, function: Callable[[nn.Module], Tensor]) -> Tensor:
+        """A number or tensor computed from every network, for example its Kullback-Leibler term, ``(models, ...)``."""
+        called = _Called(self._skeleton[0], function)
+
+        def run(state: dict[str, Tensor]) -> Tensor:
+            result: Tensor = functional_call(called, {f"network.{name}": value for name, value in state.items()}, ())
+            return result
+
+        parameters, buffers = self._state()
+        results: Tensor = vmap(run)(parameters | buffers)
+        return results
 
     def unstack(self) -> list[nn.Module]:
         """The networks, one by one, with copies of their parameters."""
@@ -155,6 +175,69 @@ class Stack(nn.Module):
         buffers = {name: self.get_buffer(f"buffer_{i}") for i, name in enumerate(self._buffer_names)}
         return parameters, buffers
 
+    def _can_fuse(self, value: DiagonalMoments) -> bool:
+        if value.mean.dim() != 3 or value.mean.requires_grad or value.variance.requires_grad:
+            return False
+        held = [*self.parameters(), *self.buffers()]
+        fits = value.features == held[0].shape[-1] and not any(tensor.requires_grad for tensor in self.buffers())
+        return (
+            fits and use_native(value.mean, value.variance, *held) and not torch._C._are_functorch_transforms_active()
+        )
+
+    @property
+    def perceptron(self) -> perceptron.Perceptrons | None:
+        """The networks as plain arrays, if they are linear layers with MP-GELU between them; ``None`` if not."""
+        if not self._perceptron:
+            return None
+        parameters, buffers = self._state()
+        weights = [parameters[layer.weight] for layer in self._perceptron]
+        biases = [parameters[layer.bias] for layer in self._perceptron]
+        no_dropout = weights[0].new_zeros(len(self))
+        rates = (buffers[layer.rate] if layer.rate else no_dropout for layer in self._perceptron)
+        masks = [mask_moments(rate, layer.rescale) for rate, layer in zip(rates, self._perceptron, strict=True)]
+        gains, noises = (
+            torch.stack([torch.as_tensor(part) for part in parts], 1) for parts in zip(*masks, strict=True)
+        )
+        return perceptron.Perceptrons(weights, biases, gains, noises)
+
     def _run(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], value: Any) -> Any:
         output = functional_call(self._skeleton[0], (parameters, buffers), (value,))
         return FullMoments.from_moments(output) if isinstance(output, FactoredMoments) else output
+
+
+class _Called(nn.Module):
+    """A function of a network as a module, whose parameters can be replaced."""
+
+    def __init__(self, network: nn.Module, function: Callable[[nn.Module], Tensor]) -> None:
+        super().__init__()
+        self.network, self.function = network, function
+
+    def forward(self) -> Tensor:
+        return self.function(self.network)
+
+
+class _Layer(NamedTuple):
+    """Where a stacked network keeps one linear layer and the dropout before it."""
+
+    weight: str
+    bias: str
+    rate: str | None
+    rescale: bool
+
+
+def _as_perceptron(network: nn.Module) -> list[_Layer]:
+    """The layers, if the network is linear layers with MP-GELU between them and dropout before any; else nothing."""
+    layers: list[_Layer] = []
+    dropout: tuple[str, bool] | None = None
+    expected: tuple[type[nn.Module], ...] = (Dropout, Linear)
+    for name, module in network.named_children() if type(network) is nn.Sequential else ():
+        if type(module) not in expected or (isinstance(module, Linear) and module.bias is None):
+            return []
+        if isinstance(module, Dropout):
+            dropout, expected = (f"{name}.rate", module.rescale), (Linear,)
+        elif isinstance(module, Linear):
+            layers.append(_Layer(f"{name}.weight", f"{name}.bias", *(dropout or (None, True))))
+            dropout, expected = None, (MPGELU,)
+        else:
+            expected = (Dropout, Linear)
+    return layers if expected == (MPGELU,) else []

@@ -125,14 +125,14 @@ def fit(
         return -likelihood.expected_log_prob(network(moments(X)), y).mean(-1)
 
     losses = torch.compile(row_losses) if compile and native.can_compile() else row_losses
-    trainer = _Trainer(network, likelihood, y.shape[:-1], losses, optimizer, scheduler, penalty, clip)
+    trainer = Trainer(network, likelihood, y.shape[:-1], losses, optimizer, scheduler, penalty, clip)
     alone = likelihood if isinstance(likelihood, nn.Module) and y.dim() == 1 else None
-    best = _Best(network, y.shape[:-1], alone)
+    best = Best(network, y.shape[:-1], alone)
     generator = torch.Generator().manual_seed(seed)
     history: list[Tensor] = []
     started = time.perf_counter()
     interrupted = False
-    with _progress(progress) as bar:
+    with training_progress(progress) as bar:
         task = bar.add_task("training", total=epochs, loss=float("nan"))
         try:
             for _ in range(epochs):
@@ -157,7 +157,7 @@ def fit(
     )
 
 
-class _Trainer:
+class Trainer:
     """Steps of the optimiser, with each model kept finite on its own."""
 
     def __init__(
@@ -165,7 +165,7 @@ class _Trainer:
         network: nn.Module,
         likelihood: Likelihood,
         models: torch.Size,
-        losses: Callable[[Tensor, Tensor], Tensor],
+        losses: Callable[..., Tensor],
         optimizer: Optimizers | None,
         scheduler: Schedulers | None,
         penalty: Callable[[], Tensor] | None,
@@ -188,19 +188,19 @@ class _Trainer:
         self.losses_seen = torch.zeros(models, device=self.device)
         self._snapshot = [p.detach().clone() for p in self.parameters]
 
-    def epoch(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
+    def epoch(self, batches: Iterator[tuple[Tensor, ...]]) -> Tensor:
         """Train on every batch; the mean loss of each model."""
         total, count = torch.zeros(self.models, device=self.device), 0
-        for X, y in batches:
-            total, count = total + self.step(X, y), count + 1
+        for batch in batches:
+            total, count = total + self.step(*batch), count + 1
         return total / count
 
-    def step(self, X: Tensor, y: Tensor) -> Tensor:
+    def step(self, *batch: Tensor) -> Tensor:
         """One step of the optimiser, undone for the models that have become non-finite; the losses before it."""
         snapshot_due = self.steps % _SNAPSHOT_EVERY == 0
         damped = bool((self.step_scale < 1).any())
         before = [p.detach().clone() for p in self.parameters] if snapshot_due or damped else []
-        self.optimizer.step(lambda: self._backward(X, y))
+        self.optimizer.step(lambda: self._backward(batch))
         if self.scheduler:
             self.scheduler.step()
         if damped:
@@ -212,21 +212,21 @@ class _Trainer:
         self.steps += 1
         return self.losses_seen
 
-    def finish(self, X: Tensor, y: Tensor) -> None:
+    def finish(self, *batch: Tensor) -> None:
         """Undo a last step that went wrong: its loss is not seen by any further step."""
         with torch.no_grad():
-            self.good = torch.isfinite(self.losses(X, y))
+            self.good = torch.isfinite(self.losses(*batch))
         if not self.good.all():
             self._recover()
 
-    def _backward(self, X: Tensor, y: Tensor) -> float:
+    def _backward(self, batch: tuple[Tensor, ...]) -> float:
         """Total loss, with clipped gradients left on the parameters; those of a non-finite model are zero."""
         self.optimizer.zero_grad()
-        losses = self.losses(X, y)
+        losses = self.losses(*batch)
         if self.penalty is not None:
             losses = losses + self.penalty()
         losses.sum().backward()  # type: ignore[no-untyped-call]
-        norms = torch.stack([self._squares(p) for p in self.parameters]).sum(0).sqrt()
+        norms = torch.linalg.vector_norm(torch.stack([self._norm(p) for p in self.parameters]), dim=0)
         self.good = torch.isfinite(losses.detach()) & torch.isfinite(norms)
         if self.clip is not None:
             self._scale_gradients((self.clip / (norms + 1e-12)).clamp_max(1))
@@ -266,19 +266,22 @@ class _Trainer:
         for p in self.parameters:
             _gradient(p).mul_(self._align(scale, p).to(p))
 
-    def _squares(self, p: nn.Parameter) -> Tensor:
-        """Sum of squared gradient entries of each model, ``(*models,)``."""
-        return _gradient(p).double().square().reshape(*self.models, -1).sum(-1)
+    def _norm(self, p: nn.Parameter) -> Tensor:
+        """Norm of the gradient of each model, ``(*models,)``."""
+        gradient = _gradient(p).reshape(*self.models, -1)
+        norm: Tensor = torch.linalg.vector_norm(gradient, dim=-1, dtype=torch.float64)
+        return norm
 
     def _align(self, per_model: Tensor, p: Tensor) -> Tensor:
         """A value for each model, shaped to broadcast against a parameter."""
         return per_model.reshape((*self.models, *[1] * (p.dim() - len(self.models))))
 
 
-class _Best:
+class Best:
     """The state of each model at its best validation loss."""
 
     def __init__(self, network: nn.Module, models: torch.Size, likelihood: nn.Module | None) -> None:
+        self.network = network
         self.parameters = [*network.parameters(), *(likelihood.parameters() if likelihood is not None else ())]
         self.models = models
         device = self.parameters[0].device
@@ -303,6 +306,20 @@ class _Best:
     def epochs_without_improvement(self) -> int:
         """Epochs since the last improvement of any model."""
         return len(self.seen) - 1 - int(self.epoch.max())
+
+    def arrays(self) -> dict[str, Tensor]:
+        """What has been seen, as tensors."""
+        if not self.seen:
+            return {}
+        kept = {f"best_{position}": tensor for position, tensor in enumerate(self.state)}
+        return kept | {"best_loss": self.loss, "best_epoch": self.epoch, "best_seen": torch.stack(self.seen)}
+
+    def load(self, arrays: dict[str, Tensor]) -> None:
+        """Take up what :meth:`arrays` gave."""
+        if "best_seen" in arrays:
+            self.seen = list(arrays["best_seen"])
+            self.loss, self.epoch = arrays["best_loss"], arrays["best_epoch"]
+            self.state = [arrays[f"best_{position}"] for position in range(len(self.parameters))]
 
     def restore(self) -> None:
         """Put the best state back; nothing to do without validation data."""
@@ -329,7 +346,8 @@ def _gradient(p: nn.Parameter) -> Tensor:
     return p.grad
 
 
-def _progress(show: bool) -> Progress:
+def training_progress(show: bool) -> Progress:
+    """A bar with the loss, on a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

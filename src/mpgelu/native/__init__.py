@@ -29,6 +29,7 @@ _FLAGS = (
     *("-std=c11", "-O3", "-march=native", "-fopenmp-simd", "-ffp-contract=fast"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fPIC", "-shared"),
 )
+_SOURCES = ("kernels.c", "perceptron.c")  # compiled as one
 _log = logging.getLogger("mpgelu")
 
 
@@ -75,12 +76,14 @@ def keep_freed_memory() -> None:
         glibc.mallopt(mmap_threshold, 2**25)
 
 
-def run(name: str, sizes: Sequence[int], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+def run(
+    name: str, sizes: Sequence[int | ctypes.Array[ctypes.c_int64]], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> None:
     """Call one function of ``kernels.c``, whose arguments are sizes, inputs and outputs in this order.
 
     Args:
         name: the function.
-        sizes: its leading integers.
+        sizes: its leading integers, or arrays of them.
         inputs: float32 tensors on the CPU.
         outputs: contiguous float32 tensors on the CPU, which are overwritten.
     """
@@ -94,7 +97,8 @@ def run(name: str, sizes: Sequence[int], inputs: Sequence[Tensor], outputs: Sequ
             raise TypeError(f"run: the kernel {name} takes contiguous float32 on the CPU, got {tensor.type()}")
     function = getattr(library, name)
     function.restype = None
-    function(*map(ctypes.c_int64, sizes), *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors))
+    numbers = (ctypes.c_int64(size) if isinstance(size, int) else size for size in sizes)
+    function(*numbers, *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors))
 
 
 @cache
@@ -115,7 +119,7 @@ def _build() -> Path:
     """Path of the compiled kernels in the user's cache, made there if missing."""
     compiler = _compiler()
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    source = files(__name__).joinpath("kernels.c").read_text(encoding="utf-8")
+    source = "".join(files(__name__).joinpath(name).read_text(encoding="utf-8") for name in _SOURCES)
     key = sha256("\0".join([source, *_FLAGS, *compiler, version, platform.machine(), _processor()]).encode())
     library = Path(pooch.os_cache("mpgelu")) / f"kernels-{key.hexdigest()[:20]}.so"
     if not library.exists():

@@ -374,7 +374,7 @@ typedef struct pair pair_rule(struct unit, struct unit, float);
 
 #define LANES 8
 
-typedef float vector __attribute__((vector_size(LANES * 4), aligned(4)));
+typedef float vector __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
 #define LOW(a, b) __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13)
 #define HIGH(a, b) __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15)

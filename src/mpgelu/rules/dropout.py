@@ -25,10 +25,13 @@ def dropout(value: Any, rate: Tensor | float, rescale: bool = True) -> Any:
         rate: probability p of dropping a unit, in [0, 1).
         rescale: divide what is kept by 1 - p, as ``torch.nn.Dropout`` does; the paper does not.
     """  # noqa: D205
+    return multiply(value, *mask_moments(rate, rescale))
+
+
+def mask_moments(rate: Tensor | float, rescale: bool) -> tuple[Tensor | float, Tensor | float]:
+    """Mean and variance of the factors by which dropout multiplies."""
     keep = 1 - rate
-    if rescale:
-        return multiply(value, torch.ones_like(torch.as_tensor(rate)), rate / keep)
-    return multiply(value, keep, rate * keep)
+    return (torch.ones_like(torch.as_tensor(rate)), rate / keep) if rescale else (keep, rate * keep)
 
 
 @singledispatch

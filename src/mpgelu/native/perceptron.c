@@ -1,0 +1,269 @@
+/* Diagonal moments through whole MP-GELU perceptrons, many of the same shape one after the other, and back.
+ *
+ * A layer is a mask (mean g m, variance g^2 v + n (v + m^2)), a linear map (W m + b, W^2 v) and, but for the last one,
+ * MP-GELU. Small networks spend their time between operations; here everything between input and output, and all
+ * weights of one network, stay in the cache. Rows of matrices are padded with zeros to whole vectors.
+ */
+
+#define FEW_ROWS 4
+#define PADDED(n) (((n) + LANES - 1) / LANES * LANES)
+
+/* C (ROWS x VECTORS vectors) += A B, summed in registers: the compiler unrolls everything but the loop over k. */
+#define TILE(name, ROWS, VECTORS)                                                                                      \
+    INLINE void name(int64_t n, int64_t k, const float *restrict a, int64_t a_row, int64_t a_column,                   \
+                     const float *restrict b, float *restrict c) {                                                     \
+        vector sum[ROWS * VECTORS];                                                                                    \
+        _Pragma("GCC unroll 16") for (int t = 0; t < ROWS * VECTORS; t++)                                              \
+            sum[t] = *(const vector *)(c + t / VECTORS * n + t % VECTORS * LANES);                                     \
+        for (int64_t p = 0; p < k; p++)                                                                                \
+            _Pragma("GCC unroll 16") for (int t = 0; t < ROWS * VECTORS; t++)                                          \
+                sum[t] += a[t / VECTORS * a_row + p * a_column] * *(const vector *)(b + p * n + t % VECTORS * LANES);   \
+        _Pragma("GCC unroll 16") for (int t = 0; t < ROWS * VECTORS; t++)                                              \
+            *(vector *)(c + t / VECTORS * n + t % VECTORS * LANES) = sum[t];                                           \
+    }
+
+TILE(tile_4x2, 4, 2)
+TILE(tile_1x2, 1, 2)
+TILE(tile_4x1, 4, 1)
+TILE(tile_1x1, 1, 1)
+
+/* C (m x n) += A (m x k) B (k x n), n a whole number of vectors; A may be transposed by its strides. */
+static void multiply_add(int64_t m, int64_t n, int64_t k, const float *restrict a, int64_t a_row, int64_t a_column,
+                         const float *restrict b, float *restrict c) {
+    int64_t j = 0, i;
+    for (; j + 2 * LANES <= n; j += 2 * LANES) {
+        for (i = 0; i + 4 <= m; i += 4) tile_4x2(n, k, a + i * a_row, a_row, a_column, b + j, c + i * n + j);
+        for (; i < m; i++) tile_1x2(n, k, a + i * a_row, a_row, a_column, b + j, c + i * n + j);
+    }
+    if (j < n) {
+        for (i = 0; i + 4 <= m; i += 4) tile_4x1(n, k, a + i * a_row, a_row, a_column, b + j, c + i * n + j);
+        for (; i < m; i++) tile_1x1(n, k, a + i * a_row, a_row, a_column, b + j, c + i * n + j);
+    }
+}
+
+/* Where the parts of one network begin in its parameters, and in what the forward pass keeps for the backward one. */
+INLINE int64_t parameter_count(int64_t layers, const int64_t *widths) {
+    int64_t count = 0;
+    for (int64_t l = 0; l < layers; l++) count += (widths[l] + 1) * widths[l + 1];
+    return count;
+}
+
+INLINE int64_t kept_count(int64_t layers, const int64_t *widths, int64_t rows) {
+    int64_t count = 0; /* for each layer: mean and variance of the masked input, and of the linear map's output */
+    for (int64_t l = 0; l < layers; l++) count += 2 * rows * (PADDED(widths[l]) + PADDED(widths[l + 1]));
+    return count;
+}
+
+static void pad(int64_t rows, int64_t n, const float *restrict source, float *restrict target) {
+    int64_t padded = PADDED(n);
+    memset(target, 0, sizeof(float) * rows * padded);
+    for (int64_t i = 0; i < rows; i++) memcpy(target + i * padded, source + i * n, sizeof(float) * n);
+}
+
+static void unpad(int64_t rows, int64_t n, const float *restrict source, float *restrict target) {
+    for (int64_t i = 0; i < rows; i++) memcpy(target + i * n, source + i * PADDED(n), sizeof(float) * n);
+}
+
+/* g m and g^2 v + n (v + m^2), in place */
+static void mask(int64_t count, float gain, float noise, float *restrict mean, float *restrict variance) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) {
+        float m = mean[i];
+        variance[i] = (gain * gain + noise) * variance[i] + noise * m * m;
+        mean[i] = gain * m;
+    }
+}
+
+/* W m + b and W^2 v for a few rows, where transposing the weights first would cost more than it saves. */
+static void linear_few(int64_t rows, int64_t before, int64_t after, const float *weight, const float *in_mean,
+                       const float *in_variance, float *restrict mean, float *restrict variance) {
+    const float *bias = weight + after * before;
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t o = 0; o < after; o++) {
+            const float *m = in_mean + row * PADDED(before), *v = in_variance + row * PADDED(before);
+            const float *w = weight + o * before;
+            float sum = 0, squares = 0;
+#pragma omp simd reduction(+ : sum, squares)
+            for (int64_t i = 0; i < before; i++) sum += w[i] * m[i], squares += w[i] * w[i] * v[i];
+            mean[row * PADDED(after) + o] = sum + bias[o];
+            variance[row * PADDED(after) + o] = squares;
+        }
+}
+
+/* The same for many rows; the workspace holds the weights and their squares, transposed and padded. */
+static void linear_many(int64_t rows, int64_t before, int64_t after, const float *weight, const float *in_mean,
+                        const float *in_variance, float *restrict mean, float *restrict variance, float *workspace) {
+    int64_t padded = PADDED(after);
+    float *transposed = workspace, *squares = workspace + before * padded;
+    memset(workspace, 0, sizeof(float) * 2 * before * padded);
+    for (int64_t o = 0; o < after; o++)
+        for (int64_t i = 0; i < before; i++) {
+            float w = weight[o * before + i];
+            transposed[i * padded + o] = w;
+            squares[i * padded + o] = w * w;
+        }
+    for (int64_t row = 0; row < rows; row++)
+        memcpy(mean + row * padded, weight + after * before, sizeof(float) * after);
+    multiply_add(rows, padded, before, in_mean, PADDED(before), 1, transposed, mean);
+    multiply_add(rows, padded, before, in_variance, PADDED(before), 1, squares, variance);
+}
+
+/* x: mean and variance (models, rows, widths[0]); gains, noises: (models, layers); parameters: (models, all weights,
+ * each followed by its biases); kept: (models, kept_count), or for one model where nothing is to be kept; y: mean and variance (models, rows, widths[layers]).
+ * The workspace holds two weight matrices, transposed and padded, and their biases. */
+void perceptron(int64_t models, int64_t rows, int64_t layers, const int64_t *widths, int64_t keep, const float *x_mean,
+                const float *x_variance, const float *gains, const float *noises, const float *parameters,
+                float *y_mean, float *y_variance, float *kept, float *workspace) {
+    int64_t inputs = widths[0], outputs = widths[layers], size = kept_count(layers, widths, rows);
+    int64_t parameter_size = parameter_count(layers, widths);
+    for (int64_t model = 0; model < models; model++) {
+        const float *weight = parameters + model * parameter_size;
+        float *in_mean = kept + (keep ? model * size : 0), *in_variance = in_mean + rows * PADDED(inputs);
+        pad(rows, inputs, x_mean + model * rows * inputs, in_mean);
+        pad(rows, inputs, x_variance + model * rows * inputs, in_variance);
+        for (int64_t l = 0; l < layers; l++) {
+            int64_t before = widths[l], after = widths[l + 1], padded = PADDED(after);
+            float *mean = in_variance + rows * PADDED(before), *variance = mean + rows * padded;
+            mask(rows * PADDED(before), gains[model * layers + l], noises[model * layers + l], in_mean, in_variance);
+            memset(mean, 0, sizeof(float) * 2 * rows * padded);
+            if (rows <= FEW_ROWS)
+                linear_few(rows, before, after, weight, in_mean, in_variance, mean, variance);
+            else
+                linear_many(rows, before, after, weight, in_mean, in_variance, mean, variance, workspace);
+            if (l + 1 < layers) {
+                in_mean = variance + rows * padded;
+                in_variance = in_mean + rows * padded;
+                mpgelu_diagonal(rows * padded, mean, variance, in_mean, in_variance);
+            } else {
+                unpad(rows, outputs, mean, y_mean + model * rows * outputs);
+                unpad(rows, outputs, variance, y_variance + model * rows * outputs);
+            }
+            weight += (before + 1) * after;
+        }
+    }
+}
+
+/* Gradients of the parameters from those of the outputs; by_parameters has the layout of the parameters. The workspace
+ * holds two padded weight matrices of the largest layer, their gradients, and four gradients of the widest rows. */
+void perceptron_backward(int64_t models, int64_t rows, int64_t layers, const int64_t *widths, const float *gains,
+                         const float *noises, const float *parameters, const float *kept, const float *grad_mean,
+                         const float *grad_variance, float *by_parameters, float *workspace) {
+    int64_t outputs = widths[layers], size = kept_count(layers, widths, rows);
+    int64_t parameter_size = parameter_count(layers, widths), largest = 0, widest = 0;
+    for (int64_t l = 0; l < layers; l++) {
+        int64_t entries = widths[l + 1] * PADDED(widths[l]);
+        largest = entries > largest ? entries : largest;
+    }
+    for (int64_t l = 0; l <= layers; l++) widest = PADDED(widths[l]) > widest ? PADDED(widths[l]) : widest;
+    float *padded_weight = workspace, *squares = padded_weight + largest;
+    float *by_weight = squares + largest, *by_squares = by_weight + largest;
+    float *out_mean = by_squares + largest, *out_variance = out_mean + rows * widest;
+    float *in_grad_mean = out_variance + rows * widest, *in_grad_variance = in_grad_mean + rows * widest;
+    for (int64_t model = 0; model < models; model++) {
+        const float *end = parameters + (model + 1) * parameter_size, *kept_end = kept + (model + 1) * size;
+        float *by_end = by_parameters + (model + 1) * parameter_size;
+        pad(rows, outputs, grad_mean + model * rows * outputs, out_mean);
+        pad(rows, outputs, grad_variance + model * rows * outputs, out_variance);
+        for (int64_t l = layers - 1; l >= 0; l--) {
+            int64_t before = widths[l], after = widths[l + 1], padded = PADDED(before), after_padded = PADDED(after);
+            const float *weight = end - (before + 1) * after;
+            float *by_start = by_end - (before + 1) * after;
+            const float *in_mean = kept_end - 2 * rows * (padded + after_padded), *in_variance = in_mean + rows * padded;
+            memset(by_weight, 0, sizeof(float) * after * padded);
+            memset(by_squares, 0, sizeof(float) * after * padded);
+            multiply_add(after, padded, rows, out_mean, 1, after_padded, in_mean, by_weight);
+            multiply_add(after, padded, rows, out_variance, 1, after_padded, in_variance, by_squares);
+            for (int64_t o = 0; o < after; o++)
+                for (int64_t i = 0; i < before; i++)
+                    by_start[o * before + i] =
+                        by_weight[o * padded + i] + 2 * weight[o * before + i] * by_squares[o * padded + i];
+            float *by_bias = by_start + after * before;
+            memset(by_bias, 0, sizeof(float) * after);
+            for (int64_t row = 0; row < rows; row++)
+                for (int64_t o = 0; o < after; o++) by_bias[o] += out_mean[row * after_padded + o];
+            end = weight, by_end = by_start, kept_end = in_mean;
+            if (l == 0) break;
+            pad(after, before, weight, padded_weight);
+            for (int64_t i = 0; i < after * padded; i++) squares[i] = padded_weight[i] * padded_weight[i];
+            memset(in_grad_mean, 0, sizeof(float) * rows * padded);
+            memset(in_grad_variance, 0, sizeof(float) * rows * padded);
+            multiply_add(rows, padded, after, out_mean, after_padded, 1, padded_weight, in_grad_mean);
+            multiply_add(rows, padded, after, out_variance, after_padded, 1, squares, in_grad_variance);
+            float gain = gains[model * layers + l], noise = noises[model * layers + l];
+            for (int64_t i = 0; i < rows * padded; i++) {
+                in_grad_mean[i] = gain * in_grad_mean[i] + 2 * noise / gain * in_mean[i] * in_grad_variance[i];
+                in_grad_variance[i] *= gain * gain + noise;
+            }
+            const float *pre_variance = in_mean - rows * padded, *pre_mean = pre_variance - rows * padded;
+            mpgelu_diagonal_backward(rows * padded, pre_mean, pre_variance, in_grad_mean, in_grad_variance, out_mean,
+                                     out_variance);
+        }
+    }
+}
+
+/* Minus the mean expected log-likelihood of y given h ~ N(mean, variance), y | h ~ N(h1, exp h2), and its gradients.
+ * Each row counts with its weight times its detached predictive variance to the power beta, relative to the batch. */
+static float heteroscedastic_loss(int64_t rows, float beta, const float *y, const float *weights, const float *mean,
+                                  const float *variance, float *restrict by_mean, float *restrict by_variance) {
+    float total = 0, loss = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        float exponent = mean[2 * i + 1] + variance[2 * i + 1] / 2;
+        float predictive = variance[2 * i] + expf(clamp(exponent, 30));
+        by_mean[2 * i] = beta == 0 ? 1 : beta == 0.5f ? sqrtf(predictive) : powf(predictive, beta);
+        total += by_mean[2 * i];
+    }
+    for (int64_t i = 0; i < rows; i++) {
+        float weight = weights[i] * by_mean[2 * i] / total, log_variance = mean[2 * i + 1];
+        float exponent = variance[2 * i + 1] / 2 - log_variance;
+        float precision = expf(exponent > 60 ? 60 : exponent), error = mean[2 * i] - y[i];
+        float squares = (variance[2 * i] + error * error) * precision;
+        loss += weight * 0.5f * (1.837877066f + log_variance + squares);
+        by_mean[2 * i] = weight * error * precision;
+        by_mean[2 * i + 1] = weight * 0.5f * (1 - squares);
+        by_variance[2 * i] = weight * 0.5f * precision;
+        by_variance[2 * i + 1] = weight * 0.25f * squares;
+    }
+    return loss;
+}
+
+/* Adam on every network: batches x (models, steps, rows, inputs), y and weights (models, steps, rows), the learning
+ * rate of each step; settings: beta of the loss, largest norm of a gradient. A step whose loss or gradient is not
+ * finite is left out, and its loss recorded as it is. Parameters and the moments of the gradient are updated in place;
+ * `taken` steps came before. */
+void perceptron_train(int64_t models, int64_t rows, int64_t layers, const int64_t *widths, int64_t steps, int64_t taken,
+                      const float *x, const float *y, const float *weights, const float *gains, const float *noises,
+                      const float *learning_rates, const float *settings, float *parameters, float *first,
+                      float *second, float *losses, float *workspace) {
+    int64_t inputs = widths[0], size = parameter_count(layers, widths);
+    float *zeros = workspace, *mean = zeros + rows * inputs, *variance = mean + 2 * rows, *by_mean = variance + 2 * rows;
+    float *by_variance = by_mean + 2 * rows, *gradient = by_variance + 2 * rows, *kept = gradient + size;
+    float *rest = kept + kept_count(layers, widths, rows);
+    memset(zeros, 0, sizeof(float) * rows * inputs);
+    for (int64_t model = 0; model < models; model++) {
+        float *value = parameters + model * size, *m = first + model * size, *v = second + model * size;
+        for (int64_t step = 0; step < steps; step++) {
+            int64_t batch = model * steps + step;
+            const float *gain = gains + model * layers, *noise = noises + model * layers;
+            perceptron(1, rows, layers, widths, 1, x + batch * rows * inputs, zeros, gain, noise, value, mean, variance,
+                       kept, rest);
+            float loss = heteroscedastic_loss(rows, settings[0], y + batch * rows, weights + batch * rows, mean,
+                                              variance, by_mean, by_variance);
+            perceptron_backward(1, rows, layers, widths, gain, noise, value, kept, by_mean, by_variance, gradient, rest);
+            double squares = 0;
+            for (int64_t i = 0; i < size; i++) squares += (double)gradient[i] * gradient[i];
+            losses[batch] = loss;
+            if (!isfinite(loss) || !isfinite(squares)) continue;
+            float norm = (float)sqrt(squares), scale = norm > settings[1] ? settings[1] / norm : 1;
+            double count = taken + step + 1;
+            float rate = (float)(learning_rates[step] / (1 - pow(0.9, count)));
+            float correction = (float)(1 / sqrt(1 - pow(0.999, count)));
+#pragma omp simd
+            for (int64_t i = 0; i < size; i++) {
+                float g = scale * gradient[i];
+                m[i] = 0.9f * m[i] + 0.1f * g;
+                v[i] = 0.999f * v[i] + 0.001f * g * g;
+                value[i] -= rate * m[i] / (sqrtf(v[i]) * correction + 1e-8f);
+            }
+        }
+    }
+}

@@ -1,0 +1,189 @@
+"""Stacked MP-GELU perceptrons with diagonal moments as one differentiable function: the fast way to train many."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpgelu.native import run
+
+_LANES = 8  # as in kernels.c
+
+
+@dataclass(frozen=True)
+class Perceptrons:
+    """Networks of one shape as plain arrays: a mask, a linear map, MP-GELU, and so on, a linear map last.
+
+    Args:
+        weights: of each layer, ``(models, after, before)``.
+        biases: of each layer, ``(models, after)``.
+        gains: mean of each layer's mask, ``(models, layers)``.
+        noises: variance of each layer's mask, ``(models, layers)``.
+    """
+
+    weights: Sequence[Tensor]
+    biases: Sequence[Tensor]
+    gains: Tensor
+    noises: Tensor
+
+    @property
+    def widths(self) -> list[int]:
+        """Number of features before the first layer and after each."""
+        return [self.weights[0].shape[2], *(weight.shape[1] for weight in self.weights)]
+
+
+def propagate(networks: Perceptrons, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the outputs of every network.
+
+    The same numbers as the rules one after the other, to rounding. Gradients flow to weights and biases only. The
+    tensors are float32 on the CPU.
+
+    Args:
+        networks: of M models.
+        mean: of the inputs, ``(M, rows, n)``.
+        variance: of the inputs, ``(M, rows, n)``.
+    """
+    parameters = *networks.weights, *networks.biases
+    if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters):
+        outputs: tuple[Tensor, Tensor] = _Propagate.apply(mean, variance, networks, *parameters)  # type: ignore[no-untyped-call]
+        return outputs
+    mean_after, variance_after, _, _ = _forward(mean, variance, networks, keep=False)
+    return mean_after, variance_after
+
+
+def _forward(
+    mean: Tensor, variance: Tensor, networks: Perceptrons, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean and variance of the outputs, the parameters as one array, and what the backward pass needs."""
+    models, rows, _ = mean.shape
+    widths = networks.widths
+    pairs = zip(networks.weights, networks.biases, strict=True)
+    flat = torch.cat([part.detach().flatten(1) for pair in pairs for part in pair], dim=1)
+    outputs = mean.new_empty(models, rows, widths[-1]), mean.new_empty(models, rows, widths[-1])
+    kept = mean.new_empty(models if keep else 1, _kept_entries(_padded(widths), rows))
+    workspace = mean.new_empty(_forward_workspace(widths))
+    sizes = (models, rows, len(widths) - 1, _integers(widths), int(keep))
+    run("perceptron", sizes, (mean, variance, networks.gains, networks.noises, flat), (*outputs, kept, workspace))
+    return *outputs, flat, kept
+
+
+class _Propagate(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, mean: Tensor, variance: Tensor, networks: Perceptrons, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        mean_after, variance_after, flat, kept = _forward(mean, variance, networks, keep=True)
+        ctx.widths, ctx.rows = networks.widths, mean.shape[1]
+        ctx.save_for_backward(networks.gains, networks.noises, flat, kept)
+        return mean_after, variance_after
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_mean: Tensor, grad_variance: Tensor) -> tuple[Tensor | None, ...]:
+        gains, noises, flat, kept = ctx.saved_tensors
+        models, rows, widths = len(flat), ctx.rows, ctx.widths
+        by_flat = torch.empty_like(flat)
+        workspace = flat.new_empty(_backward_workspace(widths, rows))
+        run(
+            "perceptron_backward",
+            (models, rows, len(widths) - 1, _integers(widths)),
+            (gains, noises, flat, kept, grad_mean, grad_variance),
+            (by_flat, workspace),
+        )
+        shapes = [(after, before) for before, after in itertools.pairwise(widths)]
+        sizes = [size for after, before in shapes for size in (after * before, after)]
+        parts = torch.split(by_flat, sizes, dim=1)
+        by_weights = [part.reshape(models, *shape) for part, shape in zip(parts[::2], shapes, strict=True)]
+        return None, None, None, *by_weights, *parts[1::2]
+
+
+class Trainer:
+    """Adam on stacked perceptrons with two outputs, mean and log-variance: whole steps in native code.
+
+    The loss is that of :class:`mpgelu.HeteroscedasticGaussian`, each row weighted by its detached predictive variance
+    to the power ``beta``. A step that is not finite is left out for the model concerned.
+
+    Args:
+        networks: updated in place by :meth:`steps`.
+        beta: of the weighting; 0 for none.
+        clip: largest norm of a model's gradient.
+    """
+
+    def __init__(self, networks: Perceptrons, beta: float, clip: float) -> None:
+        self._parts = [part for pair in zip(networks.weights, networks.biases, strict=True) for part in pair]
+        self._widths = networks.widths
+        self._masks = networks.gains, networks.noises
+        self._settings = networks.gains.new_tensor([beta, clip])
+        self.parameters = torch.cat([part.detach().flatten(1) for part in self._parts], dim=1)
+        self.first, self.second = torch.zeros_like(self.parameters), torch.zeros_like(self.parameters)
+        self.taken = 0
+
+    def steps(self, x: Tensor, y: Tensor, weights: Tensor, learning_rates: Tensor) -> Tensor:
+        """One step of every model for each batch; the losses before it, ``(models, steps)``.
+
+        Args:
+            x: ``(models, steps, rows, n)``.
+            y: ``(models, steps, rows)``.
+            weights: of the rows, ``(models, steps, rows)``.
+            learning_rates: ``(steps,)``.
+        """
+        models, steps, rows, inputs = x.shape
+        widths, padded = self._widths, _padded(self._widths)
+        losses = x.new_empty(models, steps)
+        rest = max(_forward_workspace(widths), _backward_workspace(widths, rows))
+        workspace = x.new_empty(
+            rows * (inputs + 8) + self.parameters.shape[1] + _kept_entries(padded, rows) + rest,
+        )
+        run(
+            "perceptron_train",
+            (models, rows, len(widths) - 1, _integers(widths), steps, self.taken),
+            (x, y, weights, *self._masks, learning_rates, self._settings),
+            (self.parameters, self.first, self.second, losses, workspace),
+        )
+        self.taken += steps
+        self._write_back()
+        return losses
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that the next step depends on but the number of steps :attr:`taken`."""
+        return {"parameters": self.parameters, "first": self.first, "second": self.second}
+
+    def load(self, state: dict[str, Tensor], taken: int) -> None:
+        """Take up a state after so many steps."""
+        for name, tensor in self.state().items():
+            tensor.copy_(state[name])
+        self.taken = taken
+        self._write_back()
+
+    def _write_back(self) -> None:
+        pieces = torch.split(self.parameters, [part[0].numel() for part in self._parts], dim=1)
+        with torch.no_grad():
+            for part, piece in zip(self._parts, pieces, strict=True):
+                part.copy_(piece.reshape(part.shape))
+
+
+def _padded(widths: Sequence[int]) -> list[int]:
+    return [-(-width // _LANES) * _LANES for width in widths]
+
+
+def _integers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def _kept_entries(padded: Sequence[int], rows: int) -> int:
+    return sum(2 * rows * (before + after) for before, after in itertools.pairwise(padded))
+
+
+def _forward_workspace(widths: Sequence[int]) -> int:
+    return 2 * max(before * after for before, after in zip(widths, _padded(widths)[1:], strict=False))
+
+
+def _backward_workspace(widths: Sequence[int], rows: int) -> int:
+    padded = _padded(widths)
+    return 4 * (max(before * after for before, after in zip(padded, widths[1:], strict=False)) + rows * max(padded))

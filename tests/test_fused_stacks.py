@@ -1,0 +1,119 @@
+"""Stacks with diagonal moments run all their layers in one native call: the same numbers as the rules, one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mpgelu as mp
+from mpgelu import DiagonalMoments, Stack, native
+from mpgelu.native import perceptron
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="needs the native kernels, that is a C compiler")
+
+RATES = (0.0, 0.01, 0.3)
+
+
+def outputs_and_gradients(stack: Stack, moments: DiagonalMoments) -> list[Tensor]:
+    stack.zero_grad()
+    after = stack(moments)
+    (after.mean.sin() * after.variance.exp()).sum().backward()
+    return [after.mean, after.variance, *(p.grad for p in stack.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("hidden", [(), (5,), (20, 20), (7, 9, 16)])
+@pytest.mark.parametrize("rows", [1, 3, 33])
+def test_fused_stacks_agree_with_float64_rules(hidden: tuple[int, ...], rows: int) -> None:
+    torch.manual_seed(0)
+    members = [mp.network(3, hidden, rate=0.5) for _ in RATES]
+    for member, rate in zip(members, RATES, strict=True):
+        for layer in member:
+            if isinstance(layer, mp.Dropout):
+                layer.rate.fill_(rate)
+    moments = DiagonalMoments(torch.randn(3, rows, 3), torch.rand(3, rows, 3))
+    stack = Stack(members)
+    fused = outputs_and_gradients(stack, moments)
+    exact = outputs_and_gradients(stack.double(), DiagonalMoments(moments.mean.double(), moments.variance.double()))
+    assert len(fused) == len(exact) == 4 + 2 * len(hidden)
+    for ours, reference in zip(fused, exact, strict=True):
+        torch.testing.assert_close(ours.double(), reference, rtol=1e-4, atol=2e-6 * reference.abs().max().item())
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5, 40])
+def test_without_gradients_the_numbers_are_the_same(rows: int) -> None:
+    stack = Stack([mp.network(3, (20, 9), rate=0.1) for _ in RATES])
+    moments = DiagonalMoments.certain(torch.randn(3, rows, 3))
+    with torch.no_grad():
+        quick = stack(moments)
+    slow = stack(moments)
+    torch.testing.assert_close(quick.mean, slow.mean, rtol=0, atol=0)
+    torch.testing.assert_close(quick.variance, slow.variance, rtol=0, atol=0)
+
+
+def test_paper_networks_with_dropout_that_is_not_rescaled() -> None:
+    torch.manual_seed(0)
+    stack = Stack([mp.paper_network("mpgelu", 4, rate=rate) for rate in (0.1, 0.4)])
+    moments = DiagonalMoments.certain(torch.randn(2, 10, 4))
+    fused = outputs_and_gradients(stack, moments)
+    with native.disabled():
+        plain = outputs_and_gradients(stack, moments)
+    for ours, reference in zip(fused, plain, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-5)
+
+
+def test_zero_variance_and_large_means_stay_finite() -> None:
+    torch.manual_seed(0)
+    stack = Stack([mp.network(3, (8, 8), rate=0)] * 2)
+    moments = DiagonalMoments.certain(torch.tensor([-1e4, 0.0, 1e4]).expand(2, 5, 3).contiguous())
+    assert all(torch.isfinite(part).all() for part in outputs_and_gradients(stack, moments))
+
+
+def test_a_nan_reaches_the_output_and_the_gradients() -> None:
+    stack = Stack([mp.network(3, (8,), rate=0.1)] * 2)
+    x = torch.randn(2, 5, 3)
+    x[1, 2, 0] = torch.nan
+    mean, _, *gradients = outputs_and_gradients(stack, DiagonalMoments(x, torch.zeros_like(x)))
+    assert mean[1, 2].isnan().all()
+    assert not mean[0].isnan().any()
+    assert gradients[0][1].isnan().any()
+
+
+def sees_the_kernel(monkeypatch: pytest.MonkeyPatch, stack: Stack, value: Any) -> bool:
+    calls = []
+    kernel = perceptron.propagate
+
+    def counted(*arguments: Any) -> tuple[Tensor, Tensor]:
+        calls.append(arguments)
+        return kernel(*arguments)
+
+    monkeypatch.setattr(perceptron, "propagate", counted)
+    stack(value)
+    return bool(calls)
+
+
+@pytest.mark.parametrize(
+    ("fused", "member", "value"),
+    [
+        (True, mp.network(3, (4,)), DiagonalMoments.certain(torch.randn(2, 5, 3))),
+        (True, mp.network(3, (), rate=0), DiagonalMoments.certain(torch.randn(2, 5, 3))),
+        (False, mp.network(3, (4,)), mp.FactoredMoments.certain(torch.randn(2, 5, 3))),
+        (False, mp.network(3, (4,)), torch.randn(2, 5, 3)),
+        (False, mp.network(3, (4,)), DiagonalMoments.certain(torch.randn(2, 5, 3).requires_grad_())),
+        (False, mp.network(3, (4,)), DiagonalMoments.certain(torch.randn(2, 3))),
+        (False, mp.network(3, (4,), nonlinearity="relu"), DiagonalMoments.certain(torch.randn(2, 5, 3))),
+        (False, mp.network(3, (4,), gaussian_weights=True), DiagonalMoments.certain(torch.randn(2, 5, 3))),
+        (False, mp.network(3, (4,)).double(), DiagonalMoments.certain(torch.randn(2, 5, 3).double())),
+    ],
+)
+def test_only_what_the_kernel_can_do_is_fused(
+    monkeypatch: pytest.MonkeyPatch, fused: bool, member: Any, value: Any
+) -> None:
+    assert sees_the_kernel(monkeypatch, Stack([member, member]), value) is fused
+
+
+def test_wrong_number_of_features_is_still_refused() -> None:
+    with pytest.raises(mp.InputError, match="takes 3 features"):
+        Stack([mp.network(3, (4,))] * 2)(DiagonalMoments.certain(torch.randn(2, 5, 4)))
