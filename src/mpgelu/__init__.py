@@ -1,6 +1,8 @@
 """Neural networks that say how sure they are, in one deterministic forward pass."""
 
-from mpgelu.errors import InputError, MissingRuleError, MPGELUError, TrainingError
+from mpgelu.ensemble import Ensemble
+from mpgelu.errors import DataError, InputError, MissingRuleError, MPGELUError, TrainingError
+from mpgelu.estimator import MPGELURegressor, load
 from mpgelu.layers import MPGELU, Dropout, GaussianLinear, Linear, ReLU
 from mpgelu.likelihood import Gaussian, HeteroscedasticGaussian
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
@@ -15,8 +17,10 @@ __version__ = "0.1.0"
 __all__ = [
     "MPGELU",
     "Audit",
+    "DataError",
     "DiagonalMoments",
     "Dropout",
+    "Ensemble",
     "FactoredMoments",
     "FullMoments",
     "Gaussian",
@@ -26,6 +30,7 @@ __all__ = [
     "InputError",
     "Linear",
     "MPGELUError",
+    "MPGELURegressor",
     "MissingRuleError",
     "Predictive",
     "ReLU",
@@ -33,6 +38,7 @@ __all__ = [
     "Stack",
     "TrainingError",
     "fit",
+    "load",
     "network",
     "paper_network",
     "propagate",

@@ -153,13 +153,37 @@ class Predictive:
             aleatoric_variance=torch.tensordot(weights, aleatoric, 1),
         )
 
+    @staticmethod
+    def concatenate(parts: Sequence[Predictive]) -> Predictive:
+        """Predictives of consecutive rows as one; their components must have the same weights in all rows."""
+        names = [field.name for field in fields(Predictive) if field.name != "log_weights"]
+        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+        return Predictive(**joined, log_weights=parts[0].log_weights)
+
     def mixture_over(self, dim: int = 0, weights: Tensor | None = None) -> Predictive:
         """Mixture over one batch dimension, such as the models of a stacked ensemble; see ``mixture``."""
         dims = len(self.batch_shape)
         if not -dims <= dim < dims:
             raise InputError(f"mixture_over: dim must be one of the {dims} dimensions of the batch, got {dim}")
-        leading = (slice(None),) * (dim % dims)
-        return Predictive.mixture([self[(*leading, row)] for row in range(self.batch_shape[dim])], weights)
+        dim, members = dim % dims, self.batch_shape[dim]
+        weights = self.mean.new_ones(members) if weights is None else weights
+        _check("mixture_over", "weights", weights, self.mean, (members,))
+        weights = weights / weights.sum()
+        each = weights.reshape(members, *[1] * (dims - dim - 1))  # broadcasts against the batch
+        mean = (each * self.mean).sum(dim)
+        spread = self.epistemic_variance + (self.mean - mean.unsqueeze(dim)).square()
+        if self.log_weights.dim() == 1:
+            log_weights = (weights.log()[:, None] + self.log_weights).flatten()
+        else:
+            log_weights = _joined(self.log_weights + each[..., None].log(), dim)
+        return Predictive(
+            means=_joined(self.means, dim),
+            variances=_joined(self.variances, dim),
+            log_weights=log_weights,
+            mean=mean,
+            epistemic_variance=(each * spread).sum(dim),
+            aleatoric_variance=(each * self.aleatoric_variance).sum(dim),
+        )
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -276,6 +300,10 @@ class Predictive:
             aleatoric_variance=self.aleatoric_variance * scale.square(),
         )
 
+    def to(self, dtype: torch.dtype) -> Predictive:
+        """The same in another floating-point precision."""
+        return Predictive(**{field.name: getattr(self, field.name).to(dtype) for field in fields(self)})
+
     def __getitem__(self, index: Any) -> Predictive:
         """Rows chosen by any index into the batch dimensions."""
         rows = index if isinstance(index, tuple) else (index,)
@@ -334,6 +362,11 @@ class Predictive:
         flat = (x.reshape(-1, count) for x in (self.means, self.variances, weights))
         chunks = zip(*(torch.split(x, rows) for x in flat), strict=True)
         return torch.cat([_mean_absolute_difference(*chunk) for chunk in chunks]).reshape(self.batch_shape)
+
+
+def _joined(parts: Tensor, dim: int) -> Tensor:
+    """Components ``(*batch, K)`` of all members along one batch dimension side by side."""
+    return parts.movedim(dim, -2).flatten(-2)
 
 
 def _mean_absolute_difference(means: Tensor, variances: Tensor, weights: Tensor) -> Tensor:
