@@ -17,6 +17,7 @@ import pytest
 
 from made_up import SPLITS, publish
 from mpgelu import cli
+from mpgelu.cli import shared
 from mpgelu.experiments import runner, uci
 from mpgelu.experiments.store import Store
 
@@ -154,8 +155,8 @@ def test_what_is_run(mpgelu: Command, tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(("name", "count"), [("all", 9), ("small", 5)])
 def test_groups_of_data_sets(name: str, count: int) -> None:
-    assert len(cli._datasets(name)) == count
-    assert ("protein" in cli._datasets(name)) == (name == "all")
+    assert len(shared.uci_names(name)) == count
+    assert ("protein" in shared.uci_names(name)) == (name == "all")
 
 
 # Errors

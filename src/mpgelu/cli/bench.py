@@ -1,0 +1,42 @@
+"""``mpgelu bench``: speed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mpgelu.cli.shared import chosen, print_rows
+
+
+def bench(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the numbers, tables and figures.")] = Path(
+        "results/bench"
+    ),
+    json: Annotated[Path | None, typer.Option(help="Write the numbers to this file too.")] = None,
+    sections: Annotated[str, typer.Option(help="Which: inference, training, models, latency, growth, counts.")] = "all",
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of every method; the best counts.")] = 9,
+    compiled: Annotated[bool, typer.Option(help="Measure torch.compile too, which takes minutes to compile.")] = True,
+    quick: Annotated[bool, typer.Option(help="A smoke run on tiny sizes; the numbers mean nothing.")] = False,
+    readme: Annotated[Path | None, typer.Option(help="Write the table of inference times into this file.")] = None,
+) -> None:
+    """Measure speed: all methods in one process, in turns, ratios beside times.
+
+    Example: mpgelu bench --sections inference --no-compiled --json bench.json
+    """
+    from mpgelu.bench import report
+    from mpgelu.bench.run import run
+    from mpgelu.bench.sections import SECTIONS
+
+    results = run(
+        chosen("sections", sections, tuple(SECTIONS)), rounds=rounds, threads=threads, compiled=compiled, quick=quick
+    )
+    report.write(results, output)
+    if json is not None:
+        report.write_json(results, json)
+    if readme is not None:
+        report.update_readme(results, readme)
+    print_rows("targets", report.targets(results))
+    typer.echo(f"numbers, tables and figures: {output}")

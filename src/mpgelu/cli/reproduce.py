@@ -1,0 +1,99 @@
+"""``mpgelu reproduce``: the paper's experiments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from mpgelu.cli.shared import Data, make_folder, numbers, print_table, uci_names
+
+app = typer.Typer(
+    help="Rerun the paper's experiments and set our numbers beside the paper's.",
+    no_args_is_help=True,
+)
+
+
+@app.command("toy")
+def reproduce_toy(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the figure and the numbers.")] = Path(
+        "results/toy"
+    ),
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of training; the paper's 1000.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Of the data and the weights.")] = 0,
+) -> None:
+    """Train both networks on the paper's toy problem and draw its figure.
+
+    Example: mpgelu reproduce toy -o results/toy
+    """
+    import torch
+
+    from mpgelu.experiments.toy import TITLES, draw, run_toy, write_summary
+
+    make_folder(output)
+    torch.set_num_threads(1)  # networks this small lose time to a second thread
+    results = [run_toy(nonlinearity, epochs=epochs, seed=seed) for nonlinearity in TITLES]
+    draw(results, output / "toy.png")
+    write_summary(results, output / "toy.json")
+    table = Table("network", "inside [-0.5, 0.5]", "outside", "epistemic inside", "outside")
+    table.title = "Mean predictive standard deviation"
+    for result in results:
+        table.add_row(TITLES[result.nonlinearity], *(f"{value:.3f}" for value in result.summary().values()))
+    print_table(table)
+    typer.echo(f"figure:  {output / 'toy.png'}\nnumbers: {output / 'toy.json'}")
+
+
+@app.command("uci")
+def reproduce_uci(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the records and tables.")] = Path(
+        "results/uci"
+    ),
+    tables: Annotated[
+        str, typer.Option(help="Which tables: 1 (2 outputs, full), 2 (2, diagonal), 3 (1, full), 4 (1, diagonal).")
+    ] = "1,2,3,4",
+    datasets: Annotated[str, typer.Option(help="Data sets, separated by commas; 'small' or 'all'.")] = "all",
+    splits: Annotated[int | None, typer.Option(min=1, help="Test splits of each data set. Default: all.")] = None,
+    grid_splits: Annotated[
+        int | None, typer.Option(min=1, help="Splits of the search for the dropout rate. Default: all.")
+    ] = None,
+    full_relu_splits: Annotated[
+        int | None, typer.Option(min=1, help="Test splits of the slowest network, ReLU with full covariance.")
+    ] = None,
+    borrow_rate: Annotated[
+        bool, typer.Option(help="Let ReLU with full covariance take the rate found with diagonal covariance.")
+    ] = False,
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas. The tables show seed 0.")] = "0",
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of training; the paper's 500.")] = 500,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes.")] = 1,
+    backend: Annotated[str, typer.Option(help="joblib backend: loky, dask or ray.")] = "loky",
+    scheduler: Annotated[str | None, typer.Option(help="Address of a Dask scheduler.")] = None,
+    data: Data = None,
+    tables_only: Annotated[bool, typer.Option(help="Train nothing; rewrite the tables from the records.")] = False,
+) -> None:
+    """Rerun the paper's tables: grid search, training, testing on the published splits.
+
+    Finished work is recorded as it is done; the same command goes on where it stopped.
+
+    Example: mpgelu reproduce uci --datasets boston,yacht --tables 2,4 --jobs 2
+    """
+    from mpgelu.experiments.report import write_tables
+    from mpgelu.experiments.runner import measure_runtimes, run
+    from mpgelu.experiments.uci import Effort, cells
+
+    path = output / "records.jsonl"
+    chosen = list(cells(uci_names(datasets), numbers("tables", tables, 1, 4), numbers("seeds", seeds, 0, 2**31)))
+    make_folder(output)
+    if not tables_only:
+        effort = Effort(splits, grid_splits, full_relu_splits, borrow_rate, epochs)
+        folder = None if data is None else str(data)
+        try:
+            store = run(chosen, effort, path, data=folder, jobs=jobs, backend=backend, scheduler=scheduler)
+            measure_runtimes([cell for cell in chosen if cell.seed == 0], store, folder)
+        except KeyboardInterrupt:
+            typer.echo(f"stopped; what was finished is in {path}, the same command goes on from there", err=True)
+            raise typer.Exit(130) from None
+    write_tables(path, output)
+    typer.echo((output / "summary.md").read_text(encoding="utf-8"))
+    typer.echo(f"tables: {output}")

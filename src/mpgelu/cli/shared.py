@@ -1,0 +1,78 @@
+"""What the commands have in common: reading options, making folders, printing tables."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mpgelu.errors import InputError
+
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="MPGELU_DATA",
+        help="Folder with the UCI data sets (the one that holds UCI_Datasets). Without it they are downloaded once.",
+    ),
+]
+
+
+def chosen(
+    option: str, text: str, known: Sequence[str], groups: Mapping[str, Sequence[str]] | None = None
+) -> list[str]:
+    """Names separated by commas, or the name of a group of them; ``all`` is one."""
+    groups = {"all": known, **(groups or {})}
+    names = groups.get(text) or list(dict.fromkeys(name.strip() for name in text.split(",")))
+    if unknown := [name for name in names if name not in known]:
+        options = ", ".join([*known, *groups])
+        raise InputError(f"--{option}: unknown {', '.join(map(repr, unknown))}; choose from {options}")
+    return list(names)
+
+
+def uci_names(text: str) -> list[str]:
+    """Names of UCI data sets."""
+    from mpgelu.datasets import UCI_NAMES
+    from mpgelu.experiments.uci import LARGE
+
+    return chosen("datasets", text, UCI_NAMES, {"small": [name for name in UCI_NAMES if name not in LARGE]})
+
+
+def numbers(option: str, text: str, lowest: int, highest: int) -> list[int]:
+    """Whole numbers separated by commas."""
+    try:
+        found = list(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise InputError(f"--{option}: wants whole numbers separated by commas, got {text!r}") from None
+    if wrong := [number for number in found if not lowest <= number <= highest]:
+        raise InputError(f"--{option}: {wrong[0]} is not between {lowest} and {highest}")
+    return found
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder now, rather than fail after the first hour of training."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--output: cannot create the folder {folder}: {error.strerror}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"--output: the folder {folder} cannot be written to; choose another")
+
+
+def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
+    """Rows of a table, under a title."""
+    if rows:
+        table = Table(*rows[0], title=title)
+        for row in rows:
+            table.add_row(*map(str, row.values()))
+        print_table(table)
+
+
+def print_table(table: Table) -> None:
+    """A table as wide as the terminal, or 100 columns in a file."""
+    Console(width=None if sys.stdout.isatty() else 100).print(table)

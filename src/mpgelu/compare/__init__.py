@@ -1,0 +1,1 @@
+"""Our estimator beside other methods on the published splits: ``mpgelu compare``."""
