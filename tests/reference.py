@@ -12,17 +12,44 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.integrate import quad
-from scipy.special import ndtr
+from scipy.special import expit, ndtr
 from torch import Tensor
 
 from mpgelu import DiagonalMoments, FactoredMoments, FullMoments
 from mpgelu.moments import Block, Moments
-from mpgelu.rules import dropout, gaussian_linear, linear, mpgelu, multiply, relu
+from mpgelu.rules import (
+    add,
+    batch_norm,
+    concatenate,
+    dropout,
+    elementwise,
+    flatten,
+    fork,
+    gaussian_linear,
+    layer_norm,
+    leaky_relu,
+    linear,
+    mpgelu,
+    multiply,
+    relu,
+    scale,
+    subtract_from,
+)
+from mpgelu.rules.activations import GELU, Rectifier, Sigmoid, SiLU, Softplus, Tanh
+from mpgelu.rules.elementwise import Activation
 
 Array = NDArray[np.float64]
 Dense = tuple[Array, Array]  # mean (n,) and covariance (n, n) of one row
 TYPES = [DiagonalMoments, FullMoments, FactoredMoments]
-RATE = 0.3
+RATE, SLOPE = 0.3, 0.2
+FUNCTIONS: dict[Activation, Callable[[Any], Any]] = {  # in numpy
+    Tanh(): np.tanh,
+    Sigmoid(): expit,
+    SiLU(): lambda x: x * expit(x),
+    Softplus(1.5): lambda x: np.logaddexp(0, 1.5 * x) / 1.5,
+    GELU(): lambda x: x * ndtr(x),
+    Rectifier(SLOPE): lambda x: np.where(x > 0, x, SLOPE * x),
+}
 
 # Dense algebra, one row at a time
 
@@ -61,7 +88,60 @@ def relu_reference(m: Array, c: Array) -> Dense:
     return np.array([mean for mean, _ in marginals]), covariance
 
 
+def scale_reference(m: Array, c: Array, gain: Array) -> Dense:
+    return gain * m, np.outer(gain, gain) * c
+
+
+def batch_norm_reference(m: Array, c: Array, mean: Array, variance: Array, weight: Array, bias: Array) -> Dense:
+    matrix = np.diag(weight / np.sqrt(variance + 1e-5))
+    return linear_reference(m - mean, c, matrix, bias)
+
+
+def layer_norm_reference(m: Array, c: Array, weight: Array, bias: Array) -> Dense:
+    """The documented linearisation, by matrices."""
+    n = len(m)
+    centring = np.eye(n) - 1 / n
+    mu = centring @ m
+    q = mu @ mu / n + np.trace(centring @ c @ centring) / n + 1e-5
+    jacobian = np.diag(weight / np.sqrt(q)) @ (centring - np.outer(mu, mu) / (n * q))
+    return weight * mu / np.sqrt(q) + bias, jacobian @ c @ jacobian.T
+
+
+def elementwise_reference(function: Callable[[Any], Any]) -> Callable[[Array, Array], Dense]:
+    """Means and variances of f by adaptive quadrature; covariances by the gain E[f(h) (h - m)] / v."""
+
+    def reference(m: Array, c: Array) -> Dense:
+        marginals = np.array([function_marginal(function, *pair) for pair in zip(m, np.diag(c), strict=True)])
+        covariance = np.outer(marginals[:, 2], marginals[:, 2]) * c
+        np.fill_diagonal(covariance, marginals[:, 1])
+        return marginals[:, 0], covariance
+
+    return reference
+
+
+def leaky_relu_reference(m: Array, c: Array, slope: float) -> Dense:
+    mean, rectified = relu_reference(m, c)
+    positive = ndtr(m / np.sqrt(np.diag(c)))
+    cross = c * positive  # Cov(h_i, relu(h_j))
+    bend = 1 - slope
+    return slope * m + bend * mean, slope**2 * c + slope * bend * (cross + cross.T) + bend**2 * rectified
+
+
 # Quadrature
+
+
+def function_marginal(function: Callable[[Any], Any], mean: float, variance: float) -> tuple[float, float, float]:
+    """Mean, variance and gain of f(h), h ~ N(mean, variance), by adaptive quadrature on both sides of the kink at 0."""
+    s = math.sqrt(variance)
+    ends = np.unique(np.clip([-14, -8, -4, -1, 1, 4, 8, 14, *((np.array([-4, 0, 4]) - mean) / s)], -14, 14))
+
+    def expectation(g: Callable[[float], float]) -> float:
+        pieces = itertools.pairwise(ends)
+        return sum(float(quad(lambda z: g(z) * _pdf(z), *ab, epsabs=1e-14, epsrel=1e-12)[0]) for ab in pieces)
+
+    first = expectation(lambda z: function(mean + s * z))
+    second = expectation(lambda z: (function(mean + s * z) - first) ** 2)
+    return first, second, expectation(lambda z: z * (function(mean + s * z) - first)) / s
 
 
 def product_rule(*axes: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -210,6 +290,7 @@ class Rule:
     reference: Callable[..., Dense]
     parameters: Callable[[int], tuple[Tensor, ...]] = lambda n: ()
     covariance_error: float = 0.0  # allowed, of the product of the two standard deviations
+    marginal_error: float = 0.0  # allowed, of a mean and a variance, beyond rounding
     outputs: int | None = None
 
 
@@ -241,4 +322,27 @@ RULES = [
     Rule("mpgelu", mpgelu, mpgelu_reference),
     Rule("relu, exact", relu, relu_reference, covariance_error=1e-5),
     Rule("relu, dvi", lambda value: relu(value, "dvi"), relu_reference, covariance_error=1.3e-2),
+    Rule(
+        "relu, leaky",
+        lambda value: leaky_relu(value, SLOPE),
+        lambda m, c: leaky_relu_reference(m, c, SLOPE),
+        covariance_error=1e-5,
+    ),
+    Rule("scale", scale, scale_reference, lambda n: _random((n,))),
+    Rule("add a constant", add, lambda m, c, b: (m + b, c), lambda n: _random((n,))),
+    Rule("subtract from a constant", subtract_from, lambda m, c, b: (b - m, c), lambda n: _random((n,))),
+    Rule("batch_norm", batch_norm, batch_norm_reference, lambda n: _random((n,), (n,), (n,), (n,), positive=(1,))),
+    Rule("layer_norm", layer_norm, layer_norm_reference, lambda n: _random((n,), (n,))),
+    Rule("flatten", lambda value: flatten(value, -1), lambda m, c: (m, c)),
+    Rule("fork", fork, lambda m, c: (m, c)),
+    Rule("concatenate one", concatenate, lambda m, c: (m, c)),
+    *(
+        Rule(
+            f"elementwise, {type(activation).__name__}",
+            lambda value, activation=activation: elementwise(value, activation),
+            elementwise_reference(FUNCTIONS[activation]),
+            marginal_error=1e-8,
+        )
+        for activation in FUNCTIONS
+    ),
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor
 
 import mpgelu as mp
-from mpgelu import DiagonalMoments, Stack, native
+from mpgelu import DiagonalMoments, FactoredMoments, Stack, native
 from mpgelu.native import perceptron
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="needs the native kernels, that is a C compiler")
@@ -53,6 +55,24 @@ def test_without_gradients_the_numbers_are_the_same(rows: int) -> None:
     torch.testing.assert_close(quick.variance, slow.variance, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("hidden", [(), (5,), (20, 20), (7, 9, 16), (12, 8, 8, 8)])
+@pytest.mark.parametrize("rows", [1, 16, 33])
+@pytest.mark.parametrize("outputs", [1, 2, 3])
+def test_fused_exact_covariance_agrees_with_float64_rules(hidden: tuple[int, ...], rows: int, outputs: int) -> None:
+    torch.manual_seed(0)
+    stack = Stack([mp.network(3, hidden, outputs, rate=rate) for rate in (0.01, 0.2)]).requires_grad_(False)
+    mean, variance = torch.randn(2, rows, 3), torch.rand(2, rows, 3)
+    for moments in (FactoredMoments.certain(mean), FactoredMoments.of(mean, variance)):
+        assert stack._fused(moments) is not None
+        fused = stack(moments)
+        residual = None if moments.residual is None else moments.residual.double()
+        exact = copy.deepcopy(stack).double()(FactoredMoments(mean.double(), residual=residual))
+        torch.testing.assert_close(fused.mean.double(), exact.mean, rtol=1e-4, atol=1e-5)
+        scale = exact.covariance.abs().max().item()
+        torch.testing.assert_close(fused.covariance.double(), exact.covariance, rtol=1e-4, atol=3e-6 * scale)
+        assert (fused.covariance == fused.covariance.mT).all()
+
+
 def test_paper_networks_with_dropout_that_is_not_rescaled() -> None:
     torch.manual_seed(0)
     stack = Stack([mp.paper_network("mpgelu", 4, rate=rate) for rate in (0.1, 0.4)])
@@ -83,15 +103,32 @@ def test_a_nan_reaches_the_output_and_the_gradients() -> None:
 
 def sees_the_kernel(monkeypatch: pytest.MonkeyPatch, stack: Stack, value: Any) -> bool:
     calls = []
-    kernel = perceptron.propagate
+    run = perceptron.run
 
-    def counted(*arguments: Any) -> tuple[Tensor, Tensor]:
+    def counted(*arguments: Any) -> None:
         calls.append(arguments)
-        return kernel(*arguments)
+        run(*arguments)
 
-    monkeypatch.setattr(perceptron, "propagate", counted)
+    monkeypatch.setattr(perceptron, "run", counted)
     stack(value)
     return bool(calls)
+
+
+@pytest.mark.parametrize(
+    ("fused", "value"),
+    [
+        (True, FactoredMoments.certain(torch.randn(2, 5, 3))),
+        (True, FactoredMoments.certain(torch.randn(2, 5, 3), max_rank=math.inf)),
+        (False, FactoredMoments.certain(torch.randn(2, 5, 3), max_rank=2)),
+        (False, FactoredMoments.of(torch.randn(2, 5, 3), torch.eye(3).expand(2, 5, 3, 3))),
+        (False, mp.FullMoments.certain(torch.randn(2, 5, 3))),
+    ],
+)
+def test_which_exact_moments_are_fused(monkeypatch: pytest.MonkeyPatch, fused: bool, value: Any) -> None:
+    stack = Stack([mp.network(3, (4,))] * 2)
+    with torch.no_grad():
+        assert sees_the_kernel(monkeypatch, stack, value) is fused
+    assert sees_the_kernel(monkeypatch, stack, value) is False  # gradients are wanted, which it does not have
 
 
 @pytest.mark.parametrize(

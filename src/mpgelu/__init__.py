@@ -1,7 +1,8 @@
 """Neural networks that say how sure they are, in one deterministic forward pass."""
 
+from mpgelu.convert import ConversionReport, from_torch
 from mpgelu.ensemble import Ensemble
-from mpgelu.errors import DataError, InputError, MissingRuleError, MPGELUError, TrainingError
+from mpgelu.errors import ConversionError, DataError, InputError, MissingRuleError, MPGELUError, TrainingError
 from mpgelu.estimator import MPGELURegressor, load
 from mpgelu.layers import MPGELU, Dropout, GaussianLinear, Linear, ReLU
 from mpgelu.likelihood import Gaussian, HeteroscedasticGaussian
@@ -17,6 +18,8 @@ __version__ = "0.1.0"
 __all__ = [
     "MPGELU",
     "Audit",
+    "ConversionError",
+    "ConversionReport",
     "DataError",
     "DiagonalMoments",
     "Dropout",
@@ -38,6 +41,7 @@ __all__ = [
     "Stack",
     "TrainingError",
     "fit",
+    "from_torch",
     "load",
     "network",
     "paper_network",

@@ -18,6 +18,10 @@ class MissingRuleError(MPGELUError, TypeError):
     """An operation has no rule for this kind of moments."""
 
 
+class ConversionError(MPGELUError, ValueError):
+    """A torch module has a part that cannot be turned into moments."""
+
+
 class DataError(MPGELUError):
     """A data set could not be found, downloaded, read or trusted."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -140,9 +141,9 @@ class Stack(nn.Module):
 
     def forward(self, value: Any) -> Any:
         """Run every network on its own slice of ``value``, whose tensors are ``(models, *batch, n)``."""
-        fusible = self.perceptron if isinstance(value, DiagonalMoments) and self._can_fuse(value) else None
-        if fusible is not None:
-            return DiagonalMoments(*perceptron.propagate(fusible, value.mean, value.variance))
+        fused = self._fused(value) if isinstance(value, (DiagonalMoments, FactoredMoments)) else None
+        if fused is not None:
+            return fused
         return vmap(self._run)(*self._state(), value)
 
     def each(self, function: Callable[[nn.Module], Tensor]) -> Tensor:
@@ -175,14 +176,29 @@ class Stack(nn.Module):
         buffers = {name: self.get_buffer(f"buffer_{i}") for i, name in enumerate(self._buffer_names)}
         return parameters, buffers
 
-    def _can_fuse(self, value: DiagonalMoments) -> bool:
-        if value.mean.dim() != 3 or value.mean.requires_grad or value.variance.requires_grad:
-            return False
+    def _fused(self, value: DiagonalMoments | FactoredMoments) -> DiagonalMoments | FullMoments | None:
+        """All layers of all networks in one native call, if there is one that can do it."""
+        networks = self.perceptron if self._perceptron else None
+        if networks is None or value.mean.dim() != 3 or value.features != networks.widths[0]:
+            return None
+        if isinstance(value, DiagonalMoments):
+            variance = value.variance
+        else:
+            variance = torch.zeros_like(value.mean) if value.residual is None else value.residual
+            exactly = value.max_rank in (None, math.inf)
+            if value.blocks or not exactly or (torch.is_grad_enabled() and self._needs_gradients()):
+                return None
         held = [*self.parameters(), *self.buffers()]
-        fits = value.features == held[0].shape[-1] and not any(tensor.requires_grad for tensor in self.buffers())
-        return (
-            fits and use_native(value.mean, value.variance, *held) and not torch._C._are_functorch_transforms_active()
-        )
+        if any(tensor.requires_grad for tensor in (value.mean, variance, *self.buffers())):
+            return None
+        if torch._C._are_functorch_transforms_active() or not use_native(value.mean, variance, *held):
+            return None
+        if isinstance(value, DiagonalMoments):
+            return DiagonalMoments(*perceptron.propagate(networks, value.mean, variance))
+        return FullMoments(*perceptron.propagate_exactly(networks, value.mean, variance))
+
+    def _needs_gradients(self) -> bool:
+        return any(parameter.requires_grad for parameter in self.parameters())
 
     @property
     def perceptron(self) -> perceptron.Perceptrons | None:

@@ -13,7 +13,24 @@ from torch import Tensor, nn
 
 from mpgelu.errors import InputError
 from mpgelu.moments import FactoredMoments, Moments
-from mpgelu.rules import gaussian_linear, keep_probability, linear, mpgelu, multiply, relu
+from mpgelu.rules import (
+    add,
+    concatenate,
+    elementwise,
+    flatten,
+    fork,
+    gaussian_linear,
+    keep_probability,
+    layer_norm,
+    leaky_relu,
+    linear,
+    mpgelu,
+    multiply,
+    relu,
+    scale,
+)
+from mpgelu.rules.elementwise import Activation
+from mpgelu.rules.leaky_relu import Covariance as LeakyCovariance
 from mpgelu.rules.relu import Covariance
 
 _FALSE_ALARM = 1e-3  # probability that an exact layer fails, over all its entries together
@@ -73,6 +90,50 @@ def _(value: Samples) -> Samples:
 @relu.register
 def _(value: Samples, covariance: Covariance = "exact") -> Samples:
     return Samples(torch.relu(value.values), relu(value.moments, covariance), value.generator)
+
+
+@leaky_relu.register
+def _(value: Samples, negative_slope: float = 0.01, covariance: LeakyCovariance = "exact") -> Samples:
+    values = leaky_relu(value.values, negative_slope)
+    return Samples(values, leaky_relu(value.moments, negative_slope, covariance), value.generator)
+
+
+@elementwise.register
+def _(value: Samples, activation: Activation) -> Samples:
+    return Samples(activation(value.values), elementwise(value.moments, activation), value.generator)
+
+
+@layer_norm.register
+def _(value: Samples, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Samples:
+    values = layer_norm(value.values, weight, bias, eps)
+    return Samples(values, layer_norm(value.moments, weight, bias, eps), value.generator)
+
+
+@scale.register
+def _(value: Samples, gain: Tensor | float) -> Samples:
+    return Samples(scale(value.values, gain), scale(value.moments, gain), value.generator)
+
+
+@add.register
+def _(value: Samples, other: Samples | Tensor | float, alpha: float = 1.0) -> Samples:
+    drawn, moments = (other.values, other.moments) if isinstance(other, Samples) else (other, other)
+    return Samples(add(value.values, drawn, alpha), add(value.moments, moments, alpha), value.generator)
+
+
+@concatenate.register
+def _(value: Samples, *others: Samples, dim: int = -1) -> Samples:
+    moments = concatenate(value.moments, *(other.moments for other in others), dim=dim)
+    return Samples(concatenate(value.values, *(other.values for other in others)), moments, value.generator)
+
+
+@flatten.register
+def _(value: Samples, start_dim: int = 1, end_dim: int = -1) -> Samples:
+    return Samples(value.values, flatten(value.moments, start_dim, end_dim), value.generator)
+
+
+@fork.register
+def _(value: Samples) -> Samples:
+    return Samples(value.values, fork(value.moments), value.generator)
 
 
 @dataclass(frozen=True)

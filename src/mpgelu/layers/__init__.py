@@ -1,9 +1,28 @@
 """Layers: modules that own parameters and call one rule each."""
 
 from mpgelu.layers.dropout import Dropout
+from mpgelu.layers.elementwise import GELU, Elementwise, LeakyReLU, Sigmoid, SiLU, Softplus, Tanh
 from mpgelu.layers.gaussian_linear import GaussianLinear
 from mpgelu.layers.linear import Linear
 from mpgelu.layers.mpgelu import MPGELU
+from mpgelu.layers.normalise import BatchNorm1d, LayerNorm
+from mpgelu.layers.operation import Operation
 from mpgelu.layers.relu import ReLU
 
-__all__ = ["MPGELU", "Dropout", "GaussianLinear", "Linear", "ReLU"]
+__all__ = [
+    "GELU",
+    "MPGELU",
+    "BatchNorm1d",
+    "Dropout",
+    "Elementwise",
+    "GaussianLinear",
+    "LayerNorm",
+    "LeakyReLU",
+    "Linear",
+    "Operation",
+    "ReLU",
+    "SiLU",
+    "Sigmoid",
+    "Softplus",
+    "Tanh",
+]

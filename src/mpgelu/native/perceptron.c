@@ -22,6 +22,7 @@
             *(vector *)(c + t / VECTORS * n + t % VECTORS * LANES) = sum[t];                                           \
     }
 
+TILE(tile_6x2, 6, 2)
 TILE(tile_4x2, 4, 2)
 TILE(tile_1x2, 1, 2)
 TILE(tile_4x1, 4, 1)
@@ -32,7 +33,8 @@ static void multiply_add(int64_t m, int64_t n, int64_t k, const float *restrict 
                          const float *restrict b, float *restrict c) {
     int64_t j = 0, i;
     for (; j + 2 * LANES <= n; j += 2 * LANES) {
-        for (i = 0; i + 4 <= m; i += 4) tile_4x2(n, k, a + i * a_row, a_row, a_column, b + j, c + i * n + j);
+        for (i = 0; i + 6 <= m; i += 6) tile_6x2(n, k, a + i * a_row, a_row, a_column, b + j, c + i * n + j);
+        for (; i + 4 <= m; i += 4) tile_4x2(n, k, a + i * a_row, a_row, a_column, b + j, c + i * n + j);
         for (; i < m; i++) tile_1x2(n, k, a + i * a_row, a_row, a_column, b + j, c + i * n + j);
     }
     if (j < n) {
@@ -266,4 +268,172 @@ void perceptron_train(int64_t models, int64_t rows, int64_t layers, const int64_
             }
         }
     }
+}
+
+/* ---- The same networks with exact covariance, forward only ----
+ *
+ * The covariance is a sum over blocks of independent sources, as in FactoredMoments: block b was made by linear map b
+ * from what was independent between the units before it. A block starts shared by all rows (factor: the transposed
+ * weights); from the next map on each row has its own, because the masks between scale each row differently. A few rows
+ * are treated at a time. Outputs are few, so the last map is done the other way round: first the masks times its weights.
+ */
+
+#define EXACT_ROWS 16
+
+struct block {
+    int64_t rank;
+    float *variance; /* (rows, PADDED(rank)) */
+    float *factor;   /* (rank, rows, n) once each row has its own, (rank, n) while shared; n is padded */
+    int shared;
+};
+
+/* Factor times gain: (rank, rows, n) into `target`, which may be the factor itself if it is not shared. */
+static void scale_factor(const struct block *block, int64_t rows, int64_t n, const float *gain, float *target) {
+    for (int64_t q = 0; q < block->rank; q++)
+        for (int64_t row = 0; row < rows; row++) {
+            const float *source = block->factor + (block->shared ? q : q * rows + row) * n, *g = gain + row * n;
+            float *to = target + (q * rows + row) * n;
+#pragma omp simd
+            for (int64_t i = 0; i < n; i++) to[i] = source[i] * g[i];
+        }
+}
+
+/* Sum over sources of d F^2: what a block adds to the variances (rows, n). */
+static void add_variance(const struct block *block, int64_t rows, int64_t n, float *restrict variance) {
+    for (int64_t q = 0; q < block->rank; q++)
+        for (int64_t row = 0; row < rows; row++) {
+            float d = block->variance[row * PADDED(block->rank) + q];
+            const float *f = block->factor + (q * rows + row) * n;
+            float *v = variance + row * n;
+#pragma omp simd
+            for (int64_t i = 0; i < n; i++) v[i] += d * f[i] * f[i];
+        }
+}
+
+/* F^T diag(gain) w for one output of weights w: (rows, PADDED(rank)). `rows_of_weights` are those of the map that made a
+ * shared block, (n, PADDED(rank)); `scaled` has room for (rows, n). */
+static void project(const struct block *block, int64_t rows, int64_t n, const float *gain, const float *w,
+                    const float *rows_of_weights, float *scaled, float *restrict result) {
+    int64_t rank = PADDED(block->rank);
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = 0; i < n; i++) scaled[row * n + i] = gain[row * n + i] * w[i];
+    memset(result, 0, sizeof(float) * rows * rank);
+    if (block->shared) {
+        multiply_add(rows, rank, n, scaled, n, 1, rows_of_weights, result);
+        return;
+    }
+    for (int64_t q = 0; q < block->rank; q++)
+        for (int64_t row = 0; row < rows; row++) {
+            const float *f = block->factor + (q * rows + row) * n, *u = scaled + row * n;
+            float sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t i = 0; i < n; i++) sum += f[i] * u[i];
+            result[row * rank + q] = sum;
+        }
+}
+
+static float *take(float **workspace, int64_t count) {
+    float *start = *workspace;
+    *workspace += count;
+    return start;
+}
+
+/* One network, at most EXACT_ROWS rows. */
+static void perceptron_exact_rows(int64_t rows, int64_t layers, const int64_t *widths, const float *x_mean,
+                                  const float *x_variance, const float *gains, const float *noises, const float *weight,
+                                  float *y_mean, float *y_covariance, float *workspace) {
+    int64_t widest = 0, outputs = widths[layers];
+    for (int64_t l = 0; l <= layers; l++) widest = PADDED(widths[l]) > widest ? PADDED(widths[l]) : widest;
+    int64_t row_count = rows * widest;
+    float *mean = take(&workspace, row_count), *variance = take(&workspace, row_count);
+    float *residual = take(&workspace, row_count), *gain = take(&workspace, row_count);
+    float *next_mean = take(&workspace, row_count), *next_variance = take(&workspace, row_count);
+    float *scaled = take(&workspace, row_count), *squares = take(&workspace, widest * widest);
+    float *weight_rows = take(&workspace, widest * widest), *factors = take(&workspace, widest * row_count);
+    struct block blocks[layers];
+    float *stores[layers], *transposed[layers];
+    for (int64_t b = 0; b < layers; b++) {
+        blocks[b].variance = take(&workspace, row_count);
+        transposed[b] = take(&workspace, widest * widest);
+        stores[b] = take(&workspace, widest * row_count);
+    }
+    pad(rows, widths[0], x_mean, mean);
+    pad(rows, widths[0], x_variance, residual);
+    memcpy(variance, residual, sizeof(float) * rows * PADDED(widths[0]));
+    for (int64_t i = 0; i < rows * PADDED(widths[0]); i++) gain[i] = 1;
+    for (int64_t l = 0;; l++) {
+        int64_t before = widths[l], after = widths[l + 1], n = PADDED(before), padded = PADDED(after);
+        float g = gains[l], noise = noises[l];
+        for (int64_t i = 0; i < rows * n; i++) { /* the mask before the linear map */
+            residual[i] = g * g * residual[i] + noise * (variance[i] + mean[i] * mean[i]);
+            mean[i] *= g;
+            gain[i] *= g;
+        }
+        memset(transposed[l], 0, sizeof(float) * before * padded);
+        for (int64_t o = 0; o < after; o++)
+            for (int64_t i = 0; i < before; i++) transposed[l][i * padded + o] = weight[o * before + i];
+        const float *bias = weight + after * before;
+        memset(next_mean, 0, sizeof(float) * rows * padded);
+        for (int64_t row = 0; row < rows; row++) memcpy(next_mean + row * padded, bias, sizeof(float) * after);
+        multiply_add(rows, padded, before, mean, n, 1, transposed[l], next_mean);
+        if (l + 1 == layers) break;
+        for (int64_t b = 0; b < l; b++) {
+            scale_factor(&blocks[b], rows, n, gain, factors);
+            memset(stores[b], 0, sizeof(float) * blocks[b].rank * rows * padded);
+            multiply_add(blocks[b].rank * rows, padded, before, factors, n, 1, transposed[l], stores[b]);
+            blocks[b].factor = stores[b];
+            blocks[b].shared = 0;
+        }
+        blocks[l] = (struct block){before, blocks[l].variance, transposed[l], 1};
+        memcpy(blocks[l].variance, residual, sizeof(float) * rows * n);
+        for (int64_t i = 0; i < before * padded; i++) squares[i] = transposed[l][i] * transposed[l][i];
+        memset(next_variance, 0, sizeof(float) * rows * padded);
+        multiply_add(rows, padded, before, residual, n, 1, squares, next_variance);
+        for (int64_t b = 0; b < l; b++) add_variance(&blocks[b], rows, padded, next_variance);
+        /* MP-GELU: nothing is independent after a linear map, so that the residual is what the mask adds. */
+        mpgelu_mask(rows * padded, next_mean, next_variance, gain, mean, residual);
+        for (int64_t i = 0; i < rows * padded; i++) variance[i] = gain[i] * gain[i] * next_variance[i] + residual[i];
+        if (l + 2 == layers) { /* rows of the weights, for the last map */
+            pad(after, before, weight, weight_rows);
+            memset(weight_rows + after * n, 0, sizeof(float) * (padded - after) * n);
+        }
+        weight = bias + after;
+    }
+    int64_t before = widths[layers - 1], n = PADDED(before), last = layers - 1;
+    unpad(rows, outputs, next_mean, y_mean);
+    memset(y_covariance, 0, sizeof(float) * rows * outputs * outputs);
+    pad(outputs, before, weight, squares);
+    for (int64_t b = 0; b <= last; b++) {
+        int64_t rank = b == last ? n : PADDED(blocks[b].rank);
+        const float *d = b == last ? residual : blocks[b].variance;
+        for (int64_t o = 0; b < last && o < outputs; o++)
+            project(&blocks[b], rows, n, gain, squares + o * n, weight_rows, scaled, factors + o * row_count);
+        for (int64_t o = 0; o < outputs; o++)
+            for (int64_t p = o; p < outputs; p++)
+                for (int64_t row = 0; row < rows; row++) {
+                    const float *f = b < last ? factors + o * row_count + row * rank : squares + o * n;
+                    const float *h = b < last ? factors + p * row_count + row * rank : squares + p * n;
+                    const float *v = d + row * rank;
+                    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+                    for (int64_t q = 0; q < rank; q++) sum += v[q] * f[q] * h[q];
+                    float *covariance = y_covariance + row * outputs * outputs;
+                    covariance[o * outputs + p] += sum;
+                    if (p != o) covariance[p * outputs + o] += sum;
+                }
+    }
+}
+
+/* As perceptron; y_covariance: (models, rows, outputs, outputs). */
+void perceptron_exact(int64_t models, int64_t rows, int64_t layers, const int64_t *widths, const float *x_mean,
+                      const float *x_variance, const float *gains, const float *noises, const float *parameters,
+                      float *y_mean, float *y_covariance, float *workspace) {
+    int64_t inputs = widths[0], outputs = widths[layers], size = parameter_count(layers, widths);
+    for (int64_t model = 0; model < models; model++)
+        for (int64_t start = 0; start < rows; start += EXACT_ROWS) {
+            int64_t count = rows - start < EXACT_ROWS ? rows - start : EXACT_ROWS, row = model * rows + start;
+            perceptron_exact_rows(count, layers, widths, x_mean + row * inputs, x_variance + row * inputs,
+                                  gains + model * layers, noises + model * layers, parameters + model * size,
+                                  y_mean + row * outputs, y_covariance + row * outputs * outputs, workspace);
+        }
 }

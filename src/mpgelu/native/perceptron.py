@@ -14,6 +14,7 @@ from torch import Tensor
 from mpgelu.native import run
 
 _LANES = 8  # as in kernels.c
+_EXACT_ROWS = 16  # as in perceptron.c
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,42 @@ def propagate(networks: Perceptrons, mean: Tensor, variance: Tensor) -> tuple[Te
     return mean_after, variance_after
 
 
+def propagate_exactly(networks: Perceptrons, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of the outputs of every network, with all correlations and without gradients.
+
+    Args:
+        networks: of M models.
+        mean: of the inputs, ``(M, rows, n)``.
+        variance: of the inputs, independent of each other, ``(M, rows, n)``.
+    """
+    models, rows, _ = mean.shape
+    widths = networks.widths
+    layers, outputs, widest = len(widths) - 1, widths[-1], max(_padded(widths))
+    results = mean.new_empty(models, rows, outputs), mean.new_empty(models, rows, outputs, outputs)
+    row_entries, matrix = _EXACT_ROWS * widest, widest * widest
+    room = 7 * row_entries + 2 * matrix + widest * row_entries + layers * (row_entries + matrix + widest * row_entries)
+    run(
+        "perceptron_exact",
+        (models, rows, layers, _integers(widths)),
+        (mean, variance, networks.gains, networks.noises, _flat(networks)),
+        (*results, mean.new_empty(room)),
+    )
+    return results
+
+
+def _flat(networks: Perceptrons) -> Tensor:
+    """All parameters of each network, every weight matrix followed by its biases, ``(M, parameters)``."""
+    pairs = zip(networks.weights, networks.biases, strict=True)
+    return torch.cat([part.detach().flatten(1) for pair in pairs for part in pair], dim=1)
+
+
 def _forward(
     mean: Tensor, variance: Tensor, networks: Perceptrons, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Mean and variance of the outputs, the parameters as one array, and what the backward pass needs."""
     models, rows, _ = mean.shape
     widths = networks.widths
-    pairs = zip(networks.weights, networks.biases, strict=True)
-    flat = torch.cat([part.detach().flatten(1) for pair in pairs for part in pair], dim=1)
+    flat = _flat(networks)
     outputs = mean.new_empty(models, rows, widths[-1]), mean.new_empty(models, rows, widths[-1])
     kept = mean.new_empty(models if keep else 1, _kept_entries(_padded(widths), rows))
     workspace = mean.new_empty(_forward_workspace(widths))
@@ -120,7 +149,7 @@ class Trainer:
         self._widths = networks.widths
         self._masks = networks.gains, networks.noises
         self._settings = networks.gains.new_tensor([beta, clip])
-        self.parameters = torch.cat([part.detach().flatten(1) for part in self._parts], dim=1)
+        self.parameters = _flat(networks)
         self.first, self.second = torch.zeros_like(self.parameters), torch.zeros_like(self.parameters)
         self.taken = 0
 

@@ -1,9 +1,35 @@
 """Operations on moments, one function per operation, dispatching on how the covariance is held."""
 
+from mpgelu.rules.add import add, subtract_from
+from mpgelu.rules.concatenate import concatenate
 from mpgelu.rules.dropout import dropout, multiply
+from mpgelu.rules.elementwise import elementwise
+from mpgelu.rules.flatten import flatten
+from mpgelu.rules.fork import fork
 from mpgelu.rules.gaussian_linear import gaussian_linear
+from mpgelu.rules.leaky_relu import leaky_relu
 from mpgelu.rules.linear import linear
 from mpgelu.rules.mpgelu import keep_probability, mpgelu
+from mpgelu.rules.normalise import batch_norm, layer_norm
 from mpgelu.rules.relu import relu
+from mpgelu.rules.scale import scale
 
-__all__ = ["dropout", "gaussian_linear", "keep_probability", "linear", "mpgelu", "multiply", "relu"]
+__all__ = [
+    "add",
+    "batch_norm",
+    "concatenate",
+    "dropout",
+    "elementwise",
+    "flatten",
+    "fork",
+    "gaussian_linear",
+    "keep_probability",
+    "layer_norm",
+    "leaky_relu",
+    "linear",
+    "mpgelu",
+    "multiply",
+    "relu",
+    "scale",
+    "subtract_from",
+]

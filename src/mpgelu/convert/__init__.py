@@ -1,0 +1,7 @@
+"""From a trained torch module to a network for moments that shares its weights."""
+
+from mpgelu.convert.conversion import from_torch
+from mpgelu.convert.network import ConvertedNetwork
+from mpgelu.convert.report import ConversionReport, ConvertedOperation
+
+__all__ = ["ConversionReport", "ConvertedNetwork", "ConvertedOperation", "from_torch"]

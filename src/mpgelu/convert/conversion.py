@@ -1,0 +1,102 @@
+"""The conversion itself: trace, replace every operation by a layer, note how exact it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch import Tensor, fx, nn
+
+from mpgelu.convert.network import ConvertedNetwork
+from mpgelu.convert.operations import plan
+from mpgelu.convert.report import ConversionReport, ConvertedOperation, accuracy
+from mpgelu.convert.tracing import CALLS, Tracer, in_mode, operation_of, trace
+from mpgelu.errors import ConversionError
+from mpgelu.layers import Dropout, LeakyReLU, Operation, ReLU
+from mpgelu.rules import fork
+
+
+def from_torch(module: nn.Module, *, example: Tensor | None = None) -> tuple[ConvertedNetwork, ConversionReport]:
+    """Turn a torch module into a network for moments with the same weights: not copies, the same parameters.
+
+    The module is traced with :mod:`torch.fx` and left as it was. Its randomness is that of training, its statistics
+    are those of evaluation: dropout is part of the model whatever the module's mode, batch normalisation uses its
+    running statistics.
+
+    A network in which a value is used more than once (residual connections) keeps every source of randomness apart,
+    so that its branches add exactly: factored and full moments are factored throughout, and rectifiers carry
+    covariances by their gain in place of the exact rule. With diagonal moments branches add as if independent.
+
+    Args:
+        module: takes one tensor ``(rows, features)`` and gives one such tensor.
+        example: inputs on which the network must agree with the module in evaluation mode; optional, a check.
+
+    Returns:
+        The network, and a report that says for every operation how exact it is.
+
+    Raises:
+        ConversionError: an operation has no rule, or the module cannot be traced.
+
+    Example:
+        >>> import torch, mpgelu
+        >>> from torch import nn
+        >>> from mpgelu.convert import from_torch
+        >>> network, report = from_torch(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1)))
+        >>> network(mpgelu.DiagonalMoments.certain(torch.zeros(3, 4)))
+        DiagonalMoments(mean (3, 1), float32)
+        >>> print(report)
+        name  operation  mean, variance  covariance
+        -------------------------------------------
+        0     Linear     exact           exact
+        1     ReLU       exact           quadrature
+        2     Dropout    exact           exact
+        3     Linear     exact           exact
+        Nonlinearities take their input for Gaussian; diagonal moments drop every covariance.
+    """
+    root = nn.Sequential(module) if Tracer().is_leaf_module(module) else module
+    nodes, constants = trace(root)
+    uses: Counter[fx.Node] = Counter()
+    for node in nodes:
+        fx.node.map_arg((node.args, node.kwargs), lambda used: uses.update([used]))
+    branches = any(uses[node] > 1 and node.meta["random"] for node in nodes)
+
+    network, rows = ConvertedNetwork(nodes[0].name), []
+    taken = {str(node.target).split(".")[0] for node in nodes if node.op in ("call_module", "get_attr")}
+    like, theirs = next(root.parameters(), torch.empty(0)), set(root.modules())
+    for node in nodes:
+        path = str(node.target)
+        if node.op == "get_attr":
+            network.append(node.name, path, constants[path])
+        elif node.op in CALLS:
+            layer, operands = plan(node, root)
+            if branches and isinstance(layer, ReLU | LeakyReLU):
+                layer = LeakyReLU(getattr(layer, "negative_slope", 0.0), "gain")
+            if isinstance(layer, Dropout) and layer not in theirs:
+                layer = layer.to(like)
+            path = path if node.op == "call_module" else _free(node.name, taken)
+            network.append(node.name, path, layer, tuple(None if used is None else used.name for used in operands))
+            rows.append(ConvertedOperation(path, operation_of(node, root), *accuracy(layer)))
+        if node.meta["random"] and (uses[node] > 1 or (branches and node.op == "placeholder")):
+            network.append(node.name, _free(f"{node.name}_fork", taken), Operation(fork), (node.name,))
+    if example is not None:
+        _check_agreement(root, network, example)
+    return network, ConversionReport(tuple(rows), branches)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name, lengthened until no other part of the network has it."""
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+def _check_agreement(module: nn.Module, network: nn.Module, example: Tensor) -> None:
+    """On plain tensors the two are the same function."""
+    with torch.no_grad(), in_mode(module, training=False):
+        wanted, again, found = module(example), module(example), network(example)
+    if not torch.equal(wanted, again):
+        raise ConversionError("from_torch: the module is random in evaluation mode too; leave out the example")
+    size = 1e3 * torch.finfo(wanted.dtype).eps * wanted.abs().max().item()
+    if found.shape != wanted.shape or not torch.allclose(found, wanted, rtol=0, atol=size):
+        raise ConversionError("from_torch: network and module disagree on the example; please report this module")

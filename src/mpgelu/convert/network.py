@@ -1,0 +1,60 @@
+"""The network that a conversion builds: layers, and the order in which to apply them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+
+class Step(NamedTuple):
+    """One step of a converted network."""
+
+    result: str  # name of the value it gives
+    path: str  # to a layer, or to a constant
+    operands: tuple[str | None, ...] | None  # values the layer is applied to, None for an argument left out
+
+
+class ConvertedNetwork(nn.Module):
+    """A network built by :func:`mpgelu.from_torch`: a list of steps, each of which applies a layer to earlier values.
+
+    A given tensor runs the ordinary network in evaluation mode, moments run the random one. Training mode changes
+    nothing. Parameters have the names that they have in the torch module.
+
+    Args:
+        input: name of the value that the network is given.
+    """
+
+    def __init__(self, input: str) -> None:
+        super().__init__()
+        self.input = input
+        self.steps: list[Step] = []
+
+    def forward(self, input: Any) -> Any:
+        """Apply the network to a tensor or to moments."""
+        values: dict[str | None, Any] = {None: None, self.input: input}
+        result = self.input
+        for result, path, operands in self.steps:
+            part: Any = self
+            for name in path.split("."):
+                part = getattr(part, name)
+            values[result] = part if operands is None else part(*[values[operand] for operand in operands])
+        return values[result]
+
+    def append(
+        self, result: str, path: str, part: nn.Module | Tensor, operands: tuple[str | None, ...] | None = None
+    ) -> None:
+        """Add a step; its layer or constant gets its place in the network, as deep as it was in the module."""
+        *parents, name = path.split(".")
+        home: nn.Module = self
+        for parent in parents:
+            if not hasattr(home, parent):
+                home.add_module(parent, nn.Module())
+            home = getattr(home, parent)
+        if isinstance(part, nn.Module):
+            home.add_module(name, part)
+        elif isinstance(part, nn.Parameter):
+            home.register_parameter(name, part)
+        elif not hasattr(home, name):
+            home.register_buffer(name, part)
+        self.steps.append(Step(result, path, operands))

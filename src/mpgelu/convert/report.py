@@ -1,0 +1,66 @@
+"""How far each operation of a converted network can be trusted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from mpgelu.layers import Elementwise, LayerNorm, LeakyReLU, Operation, ReLU
+from mpgelu.rules import layer_norm
+
+Accuracy = Literal["exact", "quadrature", "approximated"]
+
+
+@dataclass(frozen=True)
+class ConvertedOperation:
+    """One operation of a converted network.
+
+    Attributes:
+        name: of the layer in the network, which is its name in the audit of :func:`mpgelu.verify` too.
+        operation: what it was in the torch module.
+        marginals: accuracy of means and variances, given a Gaussian input.
+        covariance: accuracy of covariances, with full and factored moments.
+    """
+
+    name: str
+    operation: str
+    marginals: Accuracy
+    covariance: Accuracy
+
+
+@dataclass(frozen=True)
+class ConversionReport:
+    """What :func:`mpgelu.from_torch` made of a module: one entry per operation. Prints as a table.
+
+    Attributes:
+        operations: in the order in which they run.
+        branches: whether a value is used more than once, as by a residual connection.
+    """
+
+    operations: tuple[ConvertedOperation, ...]
+    branches: bool
+
+    def __str__(self) -> str:
+        """The table, with what its words mean."""
+        rows = [("name", "operation", "mean, variance", "covariance")]
+        rows += [(row.name, row.operation, row.marginals, row.covariance) for row in self.operations]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines.insert(1, "-" * (sum(widths) + 2 * 3))
+        lines.append("Nonlinearities take their input for Gaussian; diagonal moments drop every covariance.")
+        if self.branches:
+            lines.append("Branches share their randomness: with factored moments their sums and joins are exact.")
+        return "\n".join(lines)
+
+
+def accuracy(layer: nn.Module) -> tuple[Accuracy, Accuracy]:
+    """Of a layer's means and variances, and of its covariances."""
+    if isinstance(layer, LayerNorm) or (isinstance(layer, Operation) and layer.rule is layer_norm):
+        return "approximated", "approximated"
+    if isinstance(layer, Elementwise):
+        return "quadrature", "approximated"
+    if isinstance(layer, ReLU | LeakyReLU):
+        return "exact", "quadrature" if layer.covariance == "exact" else "approximated"
+    return "exact", "exact"

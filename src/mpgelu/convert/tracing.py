@@ -1,0 +1,106 @@
+"""A torch module as a graph of operations, without a trace left in the module."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, fx, nn
+
+from mpgelu.errors import ConversionError
+
+CALLS = ("call_module", "call_function", "call_method")
+
+
+class Tracer(fx.Tracer):
+    """Looks into every module but those of torch and of this library."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str = "") -> bool:
+        """Whether a module is one operation."""
+        return is_ours(m) or super().is_leaf_module(m, module_qualified_name)
+
+
+def is_ours(module: nn.Module | None) -> bool:
+    """Whether a module is a layer of this library, which takes moments as it is."""
+    return type(module).__module__.startswith("mpgelu.layers.")
+
+
+def trace(module: nn.Module) -> tuple[list[fx.Node], dict[str, Tensor]]:
+    """The nodes that the output depends on, input first, and the tensors that they refer to by name.
+
+    In each node, ``meta["random"]`` says whether it depends on the input.
+    """
+    attributes = set(vars(module))
+    try:
+        with in_mode(module, training=True):
+            graph = Tracer().trace(module)
+        names = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+        constants = {name: operator.attrgetter(name)(module) for name in names}
+    except Exception as error:
+        raise ConversionError(
+            f"from_torch: {type(module).__name__} cannot be traced by torch.fx ({error}); its forward must run the "
+            "same operations whatever the numbers: no if and no loop over values or shapes"
+        ) from error
+    finally:
+        for name in set(vars(module)) - attributes:  # constants that tracing has put there
+            delattr(module, name)
+    nodes = _needed(module, graph)
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    if len(inputs) != 1:
+        raise ConversionError(
+            f"from_torch: the output of {type(module).__name__} must depend on one input, it depends on "
+            f"{', '.join(node.name for node in inputs) or 'none'}; give it one tensor (rows, features)"
+        )
+    for node in nodes:
+        node.meta["random"] = node in inputs or any(used.meta["random"] for used in node.all_input_nodes)
+    return nodes, constants
+
+
+@contextmanager
+def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
+    """All parts of a module in one mode for a while."""
+    before = {part: part.training for part in module.modules()}
+    try:
+        for part in before:
+            part.training = training
+        yield
+    finally:
+        for part, mode in before.items():
+            part.training = mode
+
+
+def _needed(module: nn.Module, graph: fx.Graph) -> list[fx.Node]:
+    """What the output depends on."""
+    *nodes, output = graph.nodes
+    (result,) = output.args
+    if not isinstance(result, fx.Node):
+        raise ConversionError(
+            f"from_torch: {type(module).__name__} must give one tensor, it gives {result!r}; "
+            "convert the part that leads to one output"
+        )
+    needed = {result}
+    for node in reversed(nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+        elif node.op in CALLS and is_in_place(node, module):
+            raise ConversionError(
+                f"from_torch: node {node.name!r} ({operation_of(node, module)}) changes a value in place and its "
+                "result is not used; write x = ... instead"
+            )
+    return [node for node in nodes if node in needed]
+
+
+def operation_of(node: fx.Node, module: nn.Module) -> str:
+    """What a node does, in a word."""
+    if node.op == "call_module":
+        return type(module.get_submodule(str(node.target))).__name__
+    return node.target if isinstance(node.target, str) else node.target.__name__
+
+
+def is_in_place(node: fx.Node, module: nn.Module) -> bool:
+    """Whether a node overwrites its input."""
+    if node.op == "call_module":
+        return bool(getattr(module.get_submodule(str(node.target)), "inplace", False))
+    name = operation_of(node, module)
+    return bool(node.kwargs.get("inplace")) or name.endswith("_") or name in ("iadd", "isub", "imul", "itruediv")

@@ -1,0 +1,96 @@
+"""Layers of elementwise functions."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from torch import nn
+
+from mpgelu.errors import InputError
+from mpgelu.rules import activations, elementwise, leaky_relu
+from mpgelu.rules.elementwise import Activation
+from mpgelu.rules.leaky_relu import Covariance
+
+
+class Elementwise(nn.Module):
+    """An elementwise function of Gaussian units; see :func:`mpgelu.rules.elementwise`.
+
+    Args:
+        activation: the function.
+    """
+
+    def __init__(self, activation: Activation) -> None:
+        super().__init__()
+        self.activation = activation
+
+    def forward(self, input: Any) -> Any:
+        """Apply the layer to a tensor or to moments."""
+        return elementwise(input, self.activation)
+
+    def extra_repr(self) -> str:
+        """Settings shown by ``print(network)``."""
+        return ", ".join(f"{name}={value!r}" for name, value in vars(self.activation).items())
+
+
+class GELU(Elementwise):
+    """``torch.nn.GELU`` that also takes moments: mean in closed form, variance by quadrature."""
+
+    def __init__(self) -> None:
+        super().__init__(activations.GELU())
+
+
+class SiLU(Elementwise):
+    """``torch.nn.SiLU`` that also takes moments, by quadrature."""
+
+    def __init__(self) -> None:
+        super().__init__(activations.SiLU())
+
+
+class Tanh(Elementwise):
+    """``torch.nn.Tanh`` that also takes moments, by quadrature."""
+
+    def __init__(self) -> None:
+        super().__init__(activations.Tanh())
+
+
+class Sigmoid(Elementwise):
+    """``torch.nn.Sigmoid`` that also takes moments, by quadrature."""
+
+    def __init__(self) -> None:
+        super().__init__(activations.Sigmoid())
+
+
+class Softplus(Elementwise):
+    """``torch.nn.Softplus`` that also takes moments, by quadrature.
+
+    Args:
+        beta: sharpness.
+        threshold: of ``beta x``, above which the function is its argument.
+    """
+
+    def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None:
+        super().__init__(activations.Softplus(beta, threshold))
+
+
+class LeakyReLU(nn.Module):
+    """``torch.nn.LeakyReLU`` that also takes moments; see :func:`mpgelu.rules.leaky_relu`.
+
+    Args:
+        negative_slope: slope below zero; 0 is ReLU.
+        covariance: ``"exact"``, or ``"gain"`` for the approximation under which factored moments stay factored.
+    """
+
+    def __init__(self, negative_slope: float = 0.01, covariance: Covariance = "exact") -> None:
+        super().__init__()
+        if covariance not in get_args(Covariance):
+            raise InputError(f"LeakyReLU: covariance must be 'exact' or 'gain', got {covariance!r}")
+        self.negative_slope = negative_slope
+        self.covariance: Covariance = covariance
+
+    def forward(self, input: Any) -> Any:
+        """Apply the layer to a tensor or to moments."""
+        return leaky_relu(input, self.negative_slope, self.covariance)
+
+    def extra_repr(self) -> str:
+        """Settings shown by ``print(network)``."""
+        return f"negative_slope={self.negative_slope:g}, covariance={self.covariance!r}"

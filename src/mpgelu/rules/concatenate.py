@@ -1,0 +1,89 @@
+"""Random vectors side by side: exact where it is known which randomness they share."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import replace
+from functools import singledispatch
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mpgelu.errors import InputError, MissingRuleError
+from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moments
+from mpgelu.rules.add import add
+
+_M = TypeVar("_M", bound=Moments)
+
+
+@singledispatch
+def concatenate(value: Any, *others: Any, dim: int = -1) -> Any:
+    r"""Moments of :math:`(h, h', \dots)`, joined along the features.
+
+    Factored moments are exact: the factors of the same sources are set side by side, as :func:`add` adds them.
+    Diagonal moments stay diagonal. Full moments are refused, since they do not hold the covariance of one vector
+    with another.
+
+    Args:
+        value: a tensor or moments.
+        *others: more of the same kind and batch shape.
+        dim: the dimension of the features, by its number or as -1.
+    """
+    raise MissingRuleError(f"concatenate: no rule for {type(value).__name__}; register one with @concatenate.register")
+
+
+@concatenate.register
+def _(value: Tensor, *others: Tensor, dim: int = -1) -> Tensor:
+    return torch.cat((value, *others), dim)
+
+
+@concatenate.register
+def _(value: DiagonalMoments, *others: DiagonalMoments, dim: int = -1) -> DiagonalMoments:
+    values = _check_alike((value, *others), dim)
+    return DiagonalMoments(torch.cat([v.mean for v in values], -1), torch.cat([v.variance for v in values], -1))
+
+
+@concatenate.register
+def _(value: FullMoments, *others: FullMoments, dim: int = -1) -> FullMoments:
+    if others:
+        raise InputError(
+            "concatenate: FullMoments do not hold the covariance of one vector with another; "
+            "start with FactoredMoments, which keep the sources of every branch apart"
+        )
+    _check_alike((value,), dim)
+    return value
+
+
+@concatenate.register
+def _(value: FactoredMoments, *others: FactoredMoments, dim: int = -1) -> FactoredMoments:
+    values = _check_alike((value, *others), dim)
+    ends = list(itertools.accumulate(v.features for v in values))
+    padded = [_padded(v, end - v.features, ends[-1] - end) for v, end in zip(values, ends, strict=True)]
+    return functools.reduce(add, padded)
+
+
+def _padded(value: FactoredMoments, before: int, after: int) -> FactoredMoments:
+    """The vector with zeros before and after it: vectors side by side are the sum of such."""
+
+    def pad(x: Tensor | None) -> Any:
+        return x if x is None else F.pad(x, (before, after))
+
+    blocks = value.map_blocks(lambda block: replace(block, factor=pad(block.factor), gain=pad(block.gain)))
+    return replace(value, mean=pad(value.mean), blocks=blocks, residual=pad(value.residual))
+
+
+def _check_alike(values: tuple[_M, ...], dim: int) -> tuple[_M, ...]:
+    """Vectors of one kind with the same batch, joined along the last dimension."""
+    first = values[0]
+    for other in values:
+        if type(other) is not type(first) or other.batch_shape != first.batch_shape:
+            raise InputError(f"concatenate: the values must be of one kind and batch shape, got {first} and {other}")
+    if dim not in (-1, first.mean.dim() - 1):
+        raise InputError(
+            f"concatenate: moments are joined along their features, the last of {first.mean.dim()} dimensions, "
+            f"got dim={dim}"
+        )
+    return values

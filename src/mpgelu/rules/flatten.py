@@ -1,0 +1,43 @@
+"""Flattening, which moments need not: a random vector is already flat."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpgelu.errors import InputError, MissingRuleError
+from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moments
+
+
+@singledispatch
+def flatten(value: Any, start_dim: int = 1, end_dim: int = -1) -> Any:
+    """A tensor flattened as by :func:`torch.flatten`; moments ``(rows, n)`` as they are.
+
+    Args:
+        value: a tensor, or moments whose features are the dimension that flattening would leave.
+        start_dim: first dimension to flatten.
+        end_dim: last dimension to flatten.
+    """
+    raise MissingRuleError(f"flatten: no rule for {type(value).__name__}; register one with @flatten.register")
+
+
+@flatten.register
+def _(value: Tensor, start_dim: int = 1, end_dim: int = -1) -> Tensor:
+    return torch.flatten(value, start_dim, end_dim)
+
+
+@flatten.register(DiagonalMoments)
+@flatten.register(FullMoments)
+@flatten.register(FactoredMoments)
+def _(value: Moments, start_dim: int = 1, end_dim: int = -1) -> Moments:
+    dimensions = value.mean.dim()
+    first, last = (d + dimensions if d < 0 else d for d in (start_dim, end_dim))
+    if min(last, dimensions - 1) > first:
+        raise InputError(
+            f"flatten: moments are of vectors (*batch, n), and dimensions {start_dim} to {end_dim} of a mean "
+            f"{tuple(value.mean.shape)} are more than that; flatten the input before it becomes moments"
+        )
+    return value

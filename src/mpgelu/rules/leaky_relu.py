@@ -1,0 +1,70 @@
+"""Leaky ReLU of a Gaussian vector: a linear part, a ReLU, and what they have in common."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import Any, Literal
+
+from torch import Tensor
+
+from mpgelu.errors import MissingRuleError
+from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
+from mpgelu.rules.activations import Rectifier
+from mpgelu.rules.elementwise import elementwise, is_certain
+from mpgelu.rules.mpgelu import keep_probability
+from mpgelu.rules.relu import relu
+
+Covariance = Literal["exact", "gain"]
+
+
+@singledispatch
+def leaky_relu(value: Any, negative_slope: float = 0.01, covariance: Covariance = "exact") -> Any:
+    r"""Moments of :math:`\alpha h + (1 - \alpha) h_+` for Gaussian :math:`h`; with :math:`\alpha = 0` it is ReLU.
+
+    .. math:: \alpha^2 C_{ij} + \alpha (1 - \alpha)\, C_{ij} (\Phi_i + \Phi_j) + (1 - \alpha)^2
+        \operatorname{Cov}(h_{i+}, h_{j+}), \qquad \Phi_i = \Phi(m_i / \sqrt{v_i})
+
+    Means and variances are exact for a Gaussian input. So are covariances, to the quadrature error of :func:`relu`;
+    factored moments then become full ones, unless they are certain. With ``"gain"`` covariances are approximated as
+    in :func:`elementwise`, and factored moments stay factored.
+
+    Args:
+        value: a tensor or moments with n features.
+        negative_slope: :math:`\alpha`.
+        covariance: ``"exact"`` or ``"gain"``, for full and factored moments.
+    """
+    raise MissingRuleError(f"leaky_relu: no rule for {type(value).__name__}; register one with @leaky_relu.register")
+
+
+@leaky_relu.register(Tensor)
+@leaky_relu.register(DiagonalMoments)
+def _(value: Tensor | DiagonalMoments, negative_slope: float = 0.01, covariance: Covariance = "exact") -> Any:
+    return elementwise(value, Rectifier(negative_slope))
+
+
+@leaky_relu.register
+def _(value: FullMoments, negative_slope: float = 0.01, covariance: Covariance = "exact") -> FullMoments:
+    if covariance == "gain":
+        fitted: FullMoments = elementwise(value, Rectifier(negative_slope))
+        return fitted
+    rectified: FullMoments = relu(value)
+    if negative_slope == 0:
+        return rectified
+    keep = keep_probability(value.mean, value.variance)
+    linear, bend = negative_slope, 1 - negative_slope
+    weights = linear * linear + linear * bend * (keep.unsqueeze(-1) + keep.unsqueeze(-2))
+    return FullMoments(
+        linear * value.mean + bend * rectified.mean,
+        value.covariance * weights + bend * bend * rectified.covariance,
+    )
+
+
+@leaky_relu.register
+def _(
+    value: FactoredMoments, negative_slope: float = 0.01, covariance: Covariance = "exact"
+) -> FactoredMoments | FullMoments:
+    if covariance == "gain" or is_certain(value):
+        fitted: FactoredMoments = elementwise(value, Rectifier(negative_slope))
+        return fitted
+    full: FullMoments = leaky_relu(FullMoments.from_moments(value), negative_slope)
+    return full
