@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -231,6 +232,34 @@ def test_wrong_levels(fitted: MPGELURegressor, level: float) -> None:
         fitted.predict_interval(table(3)[0], level)
 
 
+# going on
+
+
+def test_warm_starts_go_on_from_the_last_fit() -> None:
+    X, y = table(80)
+    model = MPGELURegressor(**QUICK | {"steps": 40}, warm_start=True)
+    scores = [model.fit(X, y).score_ for _ in range(4)]
+    assert scores[3] > scores[0] + 0.3
+    with pytest.raises(mp.InputError, match="warm_start needs the features, rates and members of the previous fit"):
+        model.set_params(members=3).fit(X, y)
+    with pytest.raises(mp.InputError, match="warm_start needs"):
+        model.set_params(members=2).fit(X[:, :2], y)
+
+
+def test_checkpoints_give_the_finished_model_at_once(tmp_path: Path) -> None:
+    X, y = table(80)
+    model = MPGELURegressor(**QUICK, checkpoint=tmp_path / "state")
+    np.testing.assert_array_equal(model.fit(X, y).predict(X), clone(model).fit(X, y).predict(X))
+    with pytest.raises(mp.InputError, match="is the checkpoint of another fit"):
+        clone(model).fit(X, y**2)
+
+
+def test_epochs_limit_the_steps() -> None:
+    X, y = table(100)
+    assert MPGELURegressor(**QUICK, batch_size=20, max_epochs=3).fit(X, y).n_iter_ == 15
+    assert MPGELURegressor(**QUICK, batch_size=20, max_epochs=1000).fit(X, y).n_iter_ == QUICK["steps"]
+
+
 # wrong settings
 
 
@@ -272,7 +301,7 @@ def test_constant_features_and_a_constant_target() -> None:
 # saving
 
 
-def test_saved_models_predict_the_same_bits(fitted: MPGELURegressor, tmp_path: Any) -> None:
+def test_saved_models_predict_the_same_bits(fitted: MPGELURegressor, tmp_path: Path) -> None:
     X, y = table(300, seed=8)
     model = pickle.loads(pickle.dumps(fitted)).calibrate(X, y)
     model.save(tmp_path / "model.mpgelu")
@@ -285,7 +314,7 @@ def test_saved_models_predict_the_same_bits(fitted: MPGELURegressor, tmp_path: A
     assert [p.name for p in tmp_path.iterdir()] == ["model.mpgelu"]
 
 
-def test_saved_names_and_settings_come_back(tmp_path: Any) -> None:
+def test_saved_names_and_settings_come_back(tmp_path: Path) -> None:
     X, y = table(60)
     frame = pd.DataFrame(X, columns=["a", "b", "c"])
     settings = QUICK | {"gaussian_weights": True, "random_state": np.random.RandomState(0)}
@@ -298,7 +327,7 @@ def test_saved_names_and_settings_come_back(tmp_path: Any) -> None:
     clone(loaded).set_params(checkpoint=None).fit(frame, y)
 
 
-def test_an_unfitted_model_cannot_be_saved(tmp_path: Any) -> None:
+def test_an_unfitted_model_cannot_be_saved(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not fitted"):
         MPGELURegressor().save(tmp_path / "model")
     assert not list(tmp_path.iterdir())
