@@ -12,6 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -240,23 +241,40 @@ def test_warm_starts_go_on_from_the_last_fit() -> None:
     model = MPGELURegressor(**QUICK | {"steps": 40}, warm_start=True)
     scores = [model.fit(X, y).score_ for _ in range(4)]
     assert scores[3] > scores[0] + 0.3
-    with pytest.raises(mp.InputError, match="warm_start needs the features, rates and members of the previous fit"):
-        model.set_params(members=3).fit(X, y)
-    with pytest.raises(mp.InputError, match="warm_start needs"):
-        model.set_params(members=2).fit(X[:, :2], y)
+    changes: dict[str, Any] = {
+        "members": 3,
+        "rate": (0.2, 0.3),
+        "hidden": (9,),
+        "noise": "homoscedastic",
+        "gaussian_weights": True,
+    }
+    for name, value in changes.items():
+        with pytest.raises(mp.InputError, match=f"cannot change {name}"):
+            pickle.loads(pickle.dumps(model)).set_params(**{name: value}).fit(X, y)
+    with pytest.raises(mp.InputError, match=r"rows and features \(\(80, 3\) before, \(80, 2\) now\)"):
+        model.fit(X[:, :2], y)
+
+
+def test_warm_starts_keep_the_held_out_rows_held_out() -> None:
+    X, _ = table(80)
+    noise = np.random.default_rng(0).normal(size=80)
+    model = MPGELURegressor(**QUICK | {"random_state": None}, warm_start=True)
+    scores = [model.fit(X, noise).score_ for _ in range(5)]
+    assert scores[4] < scores[0] + 0.2  # there is nothing to learn
 
 
 def test_checkpoints_give_the_finished_model_at_once(tmp_path: Path) -> None:
     X, y = table(80)
     model = MPGELURegressor(**QUICK, checkpoint=tmp_path / "state")
     np.testing.assert_array_equal(model.fit(X, y).predict(X), clone(model).fit(X, y).predict(X))
-    with pytest.raises(mp.InputError, match="is the checkpoint of another fit"):
-        clone(model).fit(X, y**2)
+    assert np.isfinite(cross_val_score(model, X, y, cv=2)).all()  # other rows have checkpoints of their own
+    with pytest.raises(mp.InputError, match="checkpoint needs a whole number as random_state"):
+        clone(model).set_params(random_state=None).fit(X, y)
 
 
 def test_epochs_limit_the_steps() -> None:
     X, y = table(100)
-    assert MPGELURegressor(**QUICK, batch_size=20, max_epochs=3).fit(X, y).n_iter_ == 15
+    assert MPGELURegressor(**QUICK, batch_size=20, max_epochs=3).fit(X, y).n_iter_ == 12
     assert MPGELURegressor(**QUICK, batch_size=20, max_epochs=1000).fit(X, y).n_iter_ == QUICK["steps"]
 
 
@@ -275,7 +293,9 @@ def test_epochs_limit_the_steps() -> None:
         ({"learning_rate": 0.0}, "learning_rate must be positive"),
         ({"covariance": "full"}, "covariance must be 'auto' or 'exact' or 'diagonal', got 'full'"),
         ({"noise": "none"}, "noise must be"),
-        ({"hidden": (0,)}, "hidden must be a positive whole number"),
+        ({"rate": (0.1, 0.1)}, "rate must be in"),
+        ({"hidden": (0,)}, "hidden must be units of each layer"),
+        ({"hidden": 8}, r"hidden must be units of each layer, as \(48, 48\), got 8"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], text: str) -> None:
@@ -285,8 +305,64 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], text: str) -> None
 
 def test_weights_that_are_all_zero_are_refused() -> None:
     X, y = table(20)
-    with pytest.raises(ValueError, match=r"at least one non-zero|positive sum"):  # scikit-learn's words or ours
+    with pytest.raises(ValueError, match=r"at least one non-zero|positive sample_weight"):  # scikit-learn's or ours
         MPGELURegressor(**QUICK).fit(X, y, sample_weight=np.zeros(20))
+    with pytest.raises(mp.InputError, match="at least 2 rows of positive sample_weight, got 1"):
+        MPGELURegressor(**QUICK).fit(X, y, sample_weight=np.eye(20)[0])
+
+
+def test_rows_of_weight_zero_are_as_good_as_gone() -> None:
+    X, y = table(60)
+    y[40:] = 1e60
+    model = MPGELURegressor(**QUICK).fit(X, y, sample_weight=np.r_[np.ones(40), np.zeros(20)])
+    np.testing.assert_array_equal(model.predict(X), MPGELURegressor(**QUICK).fit(X[:40], y[:40]).predict(X))
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e150])
+def test_extreme_units(scale: float) -> None:
+    X, y = table(60)
+    expected = MPGELURegressor(**QUICK).fit(X, y).predict(X)
+    scaled = MPGELURegressor(**QUICK).fit(X * scale, y * scale).predict(X * scale)
+    np.testing.assert_allclose(scaled / scale, expected, rtol=1e-3)
+
+
+def test_features_that_no_float_can_hold_standardised_are_refused(fitted: MPGELURegressor) -> None:
+    X, _ = table(5)
+    X[3, 1] = 1e40
+    with pytest.raises(mp.InputError, match=r"X\[3, 1\] is 1e\+40, more than 1e\+15 standard deviations"):
+        fitted.predict(X)
+
+
+def test_a_failed_fit_is_no_fit() -> None:
+    model = MPGELURegressor(rate=2.0)
+    with pytest.raises(mp.InputError):
+        model.fit(*table(20))
+    with pytest.raises(NotFittedError):
+        model.predict(table(20)[0])
+
+
+@pytest.mark.parametrize("q", [0, 1, 1.5, [0.5, -1]])
+def test_wrong_probabilities_are_refused(fitted: MPGELURegressor, q: Any) -> None:
+    with pytest.raises(mp.InputError, match="q must lie strictly between 0 and 1"):
+        fitted.predict_quantile(table(3)[0], q)
+
+
+def test_numpy_integers_and_single_precision() -> None:
+    X, y = table(60)
+    plain = MPGELURegressor(**QUICK).fit(X, y)
+    numpy = MPGELURegressor(**QUICK | {"hidden": np.array([8])}).fit(X, y)
+    np.testing.assert_array_equal(plain.predict(X), numpy.predict(X))
+    np.testing.assert_allclose(plain.predict(X.astype(np.float32)), plain.predict(X), rtol=1e-3)
+
+
+def test_another_default_precision_of_torch() -> None:
+    X, y = table(40)
+    expected = MPGELURegressor(**QUICK).fit(X, y).predict(X)
+    torch.set_default_dtype(torch.float64)
+    try:
+        np.testing.assert_allclose(MPGELURegressor(**QUICK).fit(X, y).predict(X), expected, rtol=1e-5)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_constant_features_and_a_constant_target() -> None:
@@ -318,13 +394,13 @@ def test_saved_names_and_settings_come_back(tmp_path: Path) -> None:
     X, y = table(60)
     frame = pd.DataFrame(X, columns=["a", "b", "c"])
     settings = QUICK | {"gaussian_weights": True, "random_state": np.random.RandomState(0)}
-    model = MPGELURegressor(**settings, checkpoint=tmp_path / "state").fit(frame, y)
+    model = MPGELURegressor(**settings).fit(frame, y)
     model.save(tmp_path / "model")
     loaded = mp.load(tmp_path / "model")
     np.testing.assert_array_equal(loaded.predict(frame), model.predict(frame))
     assert loaded.feature_names_in_.tolist() == ["a", "b", "c"]
     assert loaded.random_state is None
-    clone(loaded).set_params(checkpoint=None).fit(frame, y)
+    clone(loaded).fit(frame, y)
 
 
 def test_an_unfitted_model_cannot_be_saved(tmp_path: Path) -> None:

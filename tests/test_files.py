@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -21,16 +22,17 @@ def test_text_and_bytes(tmp_path: Path, content: str | bytes, written: bytes) ->
     assert list(path.parent.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("method", ["write_bytes", "replace"])
-def test_a_failure_leaves_the_old_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+@pytest.mark.parametrize(("owner", "method"), [(os, "fsync"), (Path, "replace")])
+def test_a_failure_leaves_the_old_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, method: str
+) -> None:
     path = tmp_path / "file"
     write_atomically(path, "old")
 
-    def fail(self: Path, _: object) -> None:
-        self.touch()
+    def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, method, fail)
+    monkeypatch.setattr(owner, method, fail)
     with pytest.raises(DataError, match=r"cannot write .*file: No space left"):
         write_atomically(path, "new")
     assert path.read_text() == "old"

@@ -151,6 +151,18 @@ def test_only_what_the_kernel_can_do_is_fused(
     assert sees_the_kernel(monkeypatch, Stack([member, member]), value) is fused
 
 
+@pytest.mark.parametrize("kind", [DiagonalMoments, FactoredMoments])
+@pytest.mark.parametrize("models", [1, 5])
+def test_wrong_number_of_models_is_still_refused(kind: Any, models: int) -> None:
+    with torch.no_grad(), pytest.raises(ValueError, match="vmap"):
+        Stack([mp.network(3, (4,))] * 2)(kind.certain(torch.randn(models, 5, 3)))
+
+
+def test_wide_inputs_need_no_square_of_their_number() -> None:
+    stack = Stack([mp.network(5000, (4,), rate=0.1)]).requires_grad_(False)
+    assert stack(FactoredMoments.certain(torch.randn(1, 3, 5000))).covariance.isfinite().all()
+
+
 def test_wrong_number_of_features_is_still_refused() -> None:
     with pytest.raises(mp.InputError, match="takes 3 features"):
         Stack([mp.network(3, (4,))] * 2)(DiagonalMoments.certain(torch.randn(2, 5, 4)))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,11 +72,13 @@ def test_as_many_members_as_folds_leave_out_every_row_once() -> None:
 def test_batches_go_through_all_rows_and_depend_on_their_number_alone() -> None:
     folds = stacking._Folds.of(50, SETTINGS)
     rows = folds.trained.shape[1]
-    whole = stacking._batches(folds, 8, 0, 4 * rows // 8, seed=3)
+    whole = stacking._Batches(folds, 8, seed=3).rows(0, 4 * rows // 8)
     for network in range(len(folds.trained)):
         assert sorted(whole[network].flatten()[:rows].tolist()) == sorted(folds.trained[network].tolist())
-    torch.testing.assert_close(stacking._batches(folds, 8, 3, 5, seed=3), whole[:, 3:8])
-    assert not torch.equal(stacking._batches(folds, 8, 0, 5, seed=4), whole[:, :5])
+    batches = stacking._Batches(folds, 8, seed=3)
+    for first, count in ((3, 5), (8, 2), (0, 1)):
+        torch.testing.assert_close(batches.rows(first, count), whole[:, first : first + count])
+    assert not torch.equal(stacking._Batches(folds, 8, seed=4).rows(0, 5), whole[:, :5])
     assert not torch.equal(whole[0, 0], whole[3, 0])  # networks that share rows take them in different orders
 
 
@@ -99,7 +104,12 @@ def test_a_useless_candidate_is_left_out() -> None:
     logs = torch.stack([torch.zeros(50), torch.full((50,), -5.0)], 1)
     found = stacking_weights(logs, torch.ones(50))
     assert found.weights.tolist() == [pytest.approx(1), 0.0]
-    assert found.score == pytest.approx(0)
+    assert found.score == pytest.approx(0, abs=1e-6)
+
+
+def test_many_candidates_share_the_weight() -> None:
+    found = stacking_weights(torch.zeros(10, 60), torch.ones(10))
+    torch.testing.assert_close(found.weights, torch.full((60,), 1 / 60, dtype=torch.float64))
 
 
 # training
@@ -142,38 +152,40 @@ def test_a_step_that_is_not_finite_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("native_steps", [True, False])
-def test_a_resumed_training_ends_in_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native_steps: bool
+@pytest.mark.parametrize("place", ["steps", "score"])
+def test_an_interrupted_training_is_resumed_in_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native_steps: bool, place: str
 ) -> None:
-    settings = SETTINGS if native_steps else replace(SETTINGS, train_covariance="exact", steps=120)
+    settings = SETTINGS if native_steps else replace(SETTINGS, train_covariance="exact")
     monkeypatch.setattr(stacking, "_STEPS_AT_ONCE", 3)
     whole = train(*data(), settings)
-    real, calls = stacking._batches, []
+    kind: Any = stacking.NativeTrainer if native_steps else stacking._TorchSteps
+    owner, name = (kind, "steps") if place == "steps" else (stacking, "_score")
+    real, calls = getattr(owner, name), []
 
-    def stop_early(*arguments: object) -> Tensor:
+    def interrupted(*arguments: object) -> object:
         calls.append(arguments)
-        if len(calls) > 3:
-            raise KeyboardInterrupt
-        return real(*arguments)  # type: ignore[arg-type]
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGINT)  # a real Ctrl-C, in the middle of the work
+        return real(*arguments)
 
-    monkeypatch.setattr(stacking, "_batches", stop_early)
-    with pytest.warns(InterruptedWarning, match=r"after 9 of \d+ steps"):
-        partial = train(*data(), settings, checkpoint=tmp_path)
-    monkeypatch.setattr(stacking, "_batches", real)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, interrupted)
+        with pytest.warns(InterruptedWarning, match="after 9 of 120 steps"):
+            partial = train(*data(), settings, checkpoint=tmp_path)
     assert partial.interrupted
     assert partial.steps == 9
     same(train(*data(), settings, checkpoint=tmp_path), whole)
     same(train(*data(), settings, checkpoint=tmp_path), whole)  # finished already: nothing is left to do
 
 
-def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+def test_checkpoints_of_different_runs_live_side_by_side(tmp_path: Path) -> None:
     settings = replace(SETTINGS, steps=5)
-    train(*data(), settings, checkpoint=tmp_path)
-    for other in (replace(settings, steps=6), replace(settings, seed=1)):
-        with pytest.raises(mp.InputError, match="is the checkpoint of another fit"):
-            train(*data(), other, checkpoint=tmp_path)
-    with pytest.raises(mp.InputError, match="is the checkpoint of another fit"):
-        train(*data(82), settings, checkpoint=tmp_path)
+    runs = [(data(), settings), (data(), replace(settings, steps=6)), (data(82), settings)]
+    results = [train(*rows, chosen, checkpoint=tmp_path) for rows, chosen in runs]
+    assert len(list(tmp_path.iterdir())) == 3
+    for (rows, chosen), result in zip(runs, results, strict=True):
+        same(train(*rows, chosen, checkpoint=tmp_path), result)
 
 
 def test_killed_processes_leave_a_whole_checkpoint(tmp_path: Path) -> None:
@@ -186,19 +198,45 @@ def test_killed_processes_leave_a_whole_checkpoint(tmp_path: Path) -> None:
         from mpgelu import stacking
         from test_stacking import SETTINGS, data
         stacking._SECONDS_BETWEEN_CHECKPOINTS = 0
-        print("ready", flush=True)
         stacking.train(*data(), replace(SETTINGS, steps=4_000), checkpoint=Path({str(tmp_path)!r}))
         """
     )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
-        file = tmp_path / "training.safetensors"
-        while not file.exists() and process.poll() is None:
-            pass
+    with subprocess.Popen([sys.executable, "-c", program]) as process:
+        while not list(tmp_path.glob("training*")) and process.poll() is None:
+            time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
-    assert file.exists()
+    assert list(tmp_path.glob("training*"))
     settings = replace(SETTINGS, steps=4_000)
     same(train(*data(), settings, checkpoint=tmp_path), train(*data(), settings))
-    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["training.safetensors"]
+
+
+@pytest.mark.skipif(not native.available(), reason="needs the native kernels")
+def test_steps_that_are_left_out_are_said_and_too_many_are_an_error() -> None:
+    X, y, weights = data()
+    y[3] = 1e25  # its square overflows
+    with pytest.raises(mp.TrainingError, match=r"was not finite in .* of the steps"):
+        train(X, y, weights, replace(SETTINGS, batch_size=40))
+    with pytest.warns(mp.RecoveryWarning, match="steps whose loss was not finite were left out"):
+        train(X, y, weights, replace(SETTINGS, batch_size=8))
+
+
+def test_only_the_noise_is_constant_even_if_a_hidden_layer_has_two_units() -> None:
+    settings = replace(SETTINGS, hidden=(2,), noise="homoscedastic", steps=20)
+    before = mp.Stack(stacking._new_networks(3, settings))
+    after = train(*data(), settings).networks
+    (first, last), (first_now, last_now) = (
+        [p for name, p in stack.state()[0].items() if name.endswith("weight")] for stack in (before, after)
+    )
+    assert (first != first_now).any(dim=(0, 2)).tolist() == [True, True]  # both units are trained
+    assert (last[:, 0] != last_now[:, 0]).any()
+    assert (last_now[:, 1] == 0).all()
+
+
+def test_training_leaves_the_global_random_numbers_alone() -> None:
+    rows = data()
+    state = torch.get_rng_state()
+    train(*rows, replace(SETTINGS, steps=2))
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_early_stopping_ends_when_nothing_improves() -> None:
@@ -210,5 +248,7 @@ def test_early_stopping_ends_when_nothing_improves() -> None:
 
 def test_warm_starts_go_on_from_given_networks() -> None:
     first = train(*data(), SETTINGS)
+    given = [p.detach().clone() for p in first.networks.parameters()]
     second = train(*data(), SETTINGS, start=first.networks)
+    assert all(map(torch.equal, given, first.networks.parameters()))  # which stay as they were
     assert second.losses[0].mean() < first.losses[0].mean() - 0.3

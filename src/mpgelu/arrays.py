@@ -45,25 +45,31 @@ def read_arrays(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any
     try:
         content = path.read_bytes()
         arrays = load(content)
-        with safetensors.safe_open(path, framework="pt") as opened:
-            metadata = opened.metadata() or {}
     except OSError as error:
         raise DataError(f"load: cannot read {path}: {error.strerror or error}") from error
     except (safetensors.SafetensorError, ValueError) as error:
         raise DataError(f"load: {path} is not a saved {kind}, or is truncated ({error}); save it again") from error
+    metadata = _metadata(content)
     if _KEY not in metadata:
         raise DataError(f"load: {path} holds arrays but not a {kind} saved by this library")
     text = metadata[_KEY]
-    if metadata.get("sha256") != _digest(arrays, text):
-        raise DataError(f"load: {path} was altered after it was saved (its checksum differs); save it again")
     described = json.loads(text)
     if described["format"] > FORMAT:
         raise DataError(
             f"load: {path} has format {described['format']}, this version reads up to {FORMAT}; update mpgelu"
         )
+    if metadata.get("sha256") != _digest(arrays, text):
+        raise DataError(f"load: {path} was altered after it was saved (its checksum differs); save it again")
     if described["kind"] != kind:
         raise DataError(f"load: {path} is a saved {described['kind']}, not a {kind}")
     return arrays, described["about"]
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    """The texts in the header of a safetensors file, whose length stands in its first eight bytes."""
+    length = int.from_bytes(content[:8], "little")
+    found: dict[str, str] = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+    return found
 
 
 def _digest(arrays: Mapping[str, Tensor], text: str) -> str:
@@ -71,5 +77,5 @@ def _digest(arrays: Mapping[str, Tensor], text: str) -> str:
     for name in sorted(arrays):
         tensor = arrays[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(-1).numpy().tobytes())
+        digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()

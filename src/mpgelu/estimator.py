@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numbers
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
@@ -22,11 +23,12 @@ from mpgelu.ensemble import Ensemble
 from mpgelu.errors import InputError
 from mpgelu.likelihood import HeteroscedasticGaussian
 from mpgelu.predictive import Predictive
-from mpgelu.stacking import Covariance, Noise, Settings, train
+from mpgelu.stacking import FEWEST_FOLDS, Covariance, Noise, Settings, train
 
 RATES = (1e-7, 1e-4, 1.5e-3, 8e-3, 3e-2, 1e-1)  # from almost none, for data without noise, to what few noisy rows need
 FAST: dict[str, Any] = {"steps": 2_000}  # a fifth of the time: ``MPGELURegressor(**FAST)``
 _ROWS_AT_ONCE = 1024
+_FARTHEST = 1e15  # standard deviations from the training data, beyond which float32 would overflow in the networks
 _SMALLEST_SCALE = 1e-12  # relative to the mean: a feature that varies less is constant
 _BATCH_SIZES = (32, 256)
 _ROWS_PER_BATCH_ROW = 128
@@ -65,7 +67,8 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     Attributes:
         ensemble_: the fitted :class:`Ensemble`, a torch module from raw features to a :class:`Predictive`.
         rate_weights_: share of each dropout rate in the mixture.
-        score_: mean log density of held-out rows, in the target's unit, an honest estimate of that of new rows.
+        score_: mean log density of held-out rows, in the target's unit. New rows score a little lower, by some
+            hundredths for hundreds of rows and more for fewer: the ensemble was weighted by the same rows.
         n_iter_: steps taken.
         n_features_in_: number of features.
         feature_names_in_: their names, if X was a data frame.
@@ -127,10 +130,14 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         features, target = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2)
         weights = _check_sample_weight(sample_weight, features, dtype=np.float64, ensure_non_negative=True)
-        if not weights.sum() > 0:
-            raise InputError("fit: sample_weight must have a positive sum, got only zeros")
+        counting = weights > 0
+        if counting.sum() < 2:
+            raise InputError(f"fit: needs at least 2 rows of positive sample_weight, got {counting.sum()}")
+        features, target, weights = features[counting], target[counting], weights[counting]
         settings = self._settings(len(target))
-        previous = self._previous(settings) if self.warm_start else None
+        previous = None
+        if self.warm_start and hasattr(self, "networks_"):
+            settings, previous = self._continued(settings, features.shape), self.networks_
         feature_mean, feature_scale = _scales(features, weights)
         target_mean, target_scale = _scales(target, weights)
         trained = train(
@@ -153,6 +160,7 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             trained.covariance,
         ).requires_grad_(False)
         self.networks_ = trained.networks
+        self._fitted_with = settings, features.shape
         self.rate_weights_ = trained.rate_weights
         self.score_ = trained.score - float(np.log(target_scale))
         self.n_iter_ = trained.steps
@@ -215,6 +223,8 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             input_std: as in :meth:`predict`.
         """
         probabilities = np.atleast_1d(np.asarray(q, dtype=np.float64)).tolist()
+        if not all(0 < probability < 1 for probability in probabilities):
+            raise InputError(f"predict_quantile: q must lie strictly between 0 and 1, got {q}")
         (quantiles,) = self._by_chunk(X, input_std, _NODES, lambda p: (p.quantile(probabilities),))
         return quantiles if np.ndim(q) else quantiles[:, 0]
 
@@ -232,7 +242,7 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         if not 0 < level < 1:
             raise InputError(f"predict_interval: level must lie strictly between 0 and 1, got {level}; 90 % is 0.9")
-        check_is_fitted(self)
+        check_is_fitted(self, "ensemble_")
         if self.calibration_scores_ is None:
             quantiles = self.predict_quantile(X, [(1 - level) / 2, (1 + level) / 2], input_std)
             return quantiles[:, 0], quantiles[:, 1]
@@ -252,7 +262,7 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             X: features ``(rows, n)``.
             y: target ``(rows,)``.
         """
-        check_is_fitted(self)
+        check_is_fitted(self, "ensemble_")
         features, target = validate_data(self, X, y, reset=False, dtype=np.float64, y_numeric=True)
         mean, epistemic, aleatoric = self.predict_parts(features)
         self.calibration_scores_ = conformal.scores(target, mean, np.sqrt(epistemic + aleatoric))
@@ -264,7 +274,11 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         Args:
             path: of the file; a safetensors file that holds arrays and JSON, and no code.
         """
-        check_is_fitted(self)
+        write_arrays(Path(path), "model", *self.described())
+
+    def described(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Arrays, and what JSON must hold beside them, for :func:`from_description`."""
+        check_is_fitted(self, "ensemble_")
         arrays, about = self.ensemble_.described()
         if self.calibration_scores_ is not None:
             arrays["calibration_scores"] = torch.as_tensor(self.calibration_scores_)
@@ -275,12 +289,19 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             "n_iter": self.n_iter_,
             "feature_names": list(map(str, getattr(self, "feature_names_in_", []))),
         }
-        write_arrays(Path(path), "model", arrays, about)
+        return arrays, about
 
     def _settings(self, rows: int) -> Settings:
         rates = tuple(np.atleast_1d(np.asarray(RATES if self.rate is None else self.rate, dtype=np.float64)).tolist())
-        if not rates or not all(0 <= rate < 1 for rate in rates):
-            raise InputError(f"MPGELURegressor: rate must be in [0, 1), or a sequence of such, got {self.rate!r}")
+        if not rates or not all(0 <= rate < 1 for rate in rates) or len(set(rates)) < len(rates):
+            raise InputError(f"MPGELURegressor: rate must be in [0, 1), or different such numbers, got {self.rate!r}")
+        if not isinstance(self.hidden, Iterable) or not all(_is_positive(width) for width in self.hidden):
+            raise InputError(f"MPGELURegressor: hidden must be units of each layer, as (48, 48), got {self.hidden!r}")
+        if self.checkpoint is not None and not isinstance(self.random_state, numbers.Integral):
+            raise InputError(
+                "MPGELURegressor: checkpoint needs a whole number as random_state, by which a fit that is resumed is "
+                f"known to be the same, got {self.random_state!r}"
+            )
         for name in ("members", "steps"):
             _check_positive(name, getattr(self, name))
         for name in ("max_epochs", "batch_size"):
@@ -299,9 +320,10 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         batch_size = self.batch_size or int(np.clip(rows // _ROWS_PER_BATCH_ROW, *_BATCH_SIZES))
         steps = int(self.steps)
         if self.max_epochs is not None:
-            steps = min(steps, int(self.max_epochs) * -(-rows // batch_size))
+            trained = rows - -(-rows // max(FEWEST_FOLDS, members))  # each network leaves out a fold
+            steps = min(steps, int(self.max_epochs) * -(-trained // batch_size))
         return Settings(
-            hidden=tuple(self.hidden),
+            hidden=tuple(int(width) for width in self.hidden),
             rates=rates,
             members=members,
             steps=steps,
@@ -312,31 +334,41 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             gaussian_weights=bool(self.gaussian_weights),
             train_covariance=self.train_covariance,
             covariance=self.covariance,
-            patience=steps // 5 if self.early_stopping else None,
+            patience=max(1, steps // 5) if self.early_stopping else None,
             seed=int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max)),
         )
 
-    def _previous(self, settings: Settings) -> Any:
-        """Networks of the previous fit, if they are as many and of the same sizes."""
-        previous = getattr(self, "networks_", None)
-        if previous is None:
-            return None
-        count = len(settings.rates) * settings.members
-        if len(previous) != count or previous.parameter_0.shape[-1] != self.n_features_in_:
+    def _continued(self, settings: Settings, shape: tuple[int, ...]) -> Settings:
+        """The settings with the seed of the previous fit, so that each network's held-out rows stay held out."""
+        before, shape_before = self._fitted_with
+        same = ("hidden", "rates", "members", "noise", "gaussian_weights")
+        changed = [name for name in same if getattr(settings, name) != getattr(before, name)]
+        if shape != shape_before:
+            changed.append(f"rows and features ({shape_before} before, {shape} now)")
+        if changed:
             raise InputError(
-                "fit: warm_start needs the features, rates and members of the previous fit; "
+                f"fit: warm_start goes on from the previous fit and cannot change {', '.join(changed)}; "
                 "set warm_start=False to start anew"
             )
-        return previous
+        return replace(settings, seed=before.seed)
 
     def _inputs(self, X: ArrayLike, input_std: ArrayLike | None) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Chunks of features and of their errors, checked."""
-        check_is_fitted(self)
-        values = validate_data(self, X, reset=False, dtype=np.float64)
+        check_is_fitted(self, "ensemble_")
+        values = validate_data(self, X, reset=False, dtype=(np.float64, np.float32))
         errors = None if input_std is None else _errors(input_std, values.shape)
+        mean, scale = self.ensemble_.feature_mean.numpy(), self.ensemble_.feature_scale.numpy()
         for start in range(0, len(values), _ROWS_AT_ONCE):
-            rows = slice(start, start + _ROWS_AT_ONCE)
-            yield torch.tensor(values[rows]), None if errors is None else torch.tensor(errors[rows])
+            chunk = np.array(values[start : start + _ROWS_AT_ONCE], dtype=np.float64)
+            with np.errstate(over="ignore"):
+                far = np.argwhere(np.abs(chunk - mean) > _FARTHEST * scale)
+            if len(far):
+                row, column = far[0]
+                raise InputError(
+                    f"predict: X[{start + row}, {column}] is {chunk[row, column]:g}, more than {_FARTHEST:g} standard "
+                    "deviations from the training data; correct it"
+                )
+            yield torch.from_numpy(chunk), None if errors is None else torch.tensor(errors[start : start + len(chunk)])
 
     def _by_chunk(
         self,
@@ -365,7 +397,12 @@ def load(path: str | os.PathLike[str]) -> MPGELURegressor:
     Raises:
         DataError: The file is missing, not a model, truncated, altered, or from a newer version of this library.
     """
-    arrays, about = read_arrays(Path(path), "model")
+    return from_description(*read_arrays(Path(path), "model"))
+
+
+def from_description(arrays: dict[str, Tensor], about: Mapping[str, Any]) -> MPGELURegressor:
+    """The model that :meth:`MPGELURegressor.described` described."""
+    arrays = dict(arrays)
     model = MPGELURegressor(**about["params"])
     scores = arrays.pop("calibration_scores", None)
     model.ensemble_ = Ensemble.from_description(arrays, about)
@@ -397,16 +434,25 @@ _CHOICES = {
 }
 
 
+def _is_positive(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and int(value) >= 1
+
+
 def _check_positive(name: str, value: object) -> None:
-    if not isinstance(value, numbers.Integral) or value < 1:
+    if not _is_positive(value):
         raise InputError(f"MPGELURegressor: {name} must be a whole number of at least 1, got {value!r}")
 
 
 def _scales(values: Array, weights: Array) -> tuple[Array, Array]:
     """Weighted mean and standard deviation of each column; a constant one has scale one."""
     mean = np.average(values, axis=0, weights=weights)
-    scale = np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weights))
-    return mean, np.where(scale > _SMALLEST_SCALE * np.abs(mean), scale, 1.0)
+    largest = np.abs(values - mean).max(axis=0)
+    constant = largest <= _SMALLEST_SCALE * np.abs(mean)
+    largest = np.where(constant, 1.0, largest)  # first in units of it, whose squares neither overflow nor vanish
+    scale = largest * np.sqrt(np.average(((values - mean) / largest) ** 2, axis=0, weights=weights))
+    if not (np.isfinite(mean).all() and np.isfinite(scale).all()):
+        raise InputError("fit: values are too large: their differences overflow; rescale the data")
+    return mean, np.where(constant, 1.0, scale)
 
 
 def _errors(input_std: ArrayLike, shape: tuple[int, ...]) -> Array:

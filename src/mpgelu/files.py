@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 from mpgelu.errors import DataError
@@ -20,11 +21,14 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     Raises:
         DataError: The file cannot be written; an older version of it stays as it was.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            beside.write_bytes(content.encode() if isinstance(content, str) else content)
+            with beside.open("wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())  # or a power cut could leave the new name with nothing in it
             beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -107,7 +108,7 @@ def _check_sizes(caller: str, *, in_features: int, outputs: int, hidden: Sequenc
         ("outputs", outputs),
         *(("hidden", width) for width in hidden),
     ]:
-        if not isinstance(size, int) or size < 1:
+        if not isinstance(size, numbers.Integral) or size < 1:
             raise InputError(f"{caller}: {name} must be a positive whole number, got {size!r}")
 
 
@@ -144,7 +145,7 @@ class Stack(nn.Module):
         fused = self._fused(value) if isinstance(value, (DiagonalMoments, FactoredMoments)) else None
         if fused is not None:
             return fused
-        return vmap(self._run)(*self._state(), value)
+        return vmap(self._run)(*self.state(), value)
 
     def each(self, function: Callable[[nn.Module], Tensor]) -> Tensor:
         """A number or tensor computed from every network, for example its Kullback-Leibler term, ``(models, ...)``."""
@@ -154,13 +155,13 @@ class Stack(nn.Module):
             result: Tensor = functional_call(called, {f"network.{name}": value for name, value in state.items()}, ())
             return result
 
-        parameters, buffers = self._state()
+        parameters, buffers = self.state()
         results: Tensor = vmap(run)(parameters | buffers)
         return results
 
     def unstack(self) -> list[nn.Module]:
         """The networks, one by one, with copies of their parameters."""
-        parameters, buffers = self._state()
+        parameters, buffers = self.state()
         networks = []
         for index in range(len(self)):
             state = {name: tensor[index].detach().clone() for name, tensor in (parameters | buffers).items()}
@@ -169,7 +170,8 @@ class Stack(nn.Module):
             networks.append(network)
         return networks
 
-    def _state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Parameters and buffers of all networks by their names in one, each ``(models, ...)``."""
         parameters: dict[str, Tensor] = {
             name: self.get_parameter(f"parameter_{i}") for i, name in enumerate(self._names)
         }
@@ -179,7 +181,7 @@ class Stack(nn.Module):
     def _fused(self, value: DiagonalMoments | FactoredMoments) -> DiagonalMoments | FullMoments | None:
         """All layers of all networks in one native call, if there is one that can do it."""
         networks = self.perceptron if self._perceptron else None
-        if networks is None or value.mean.dim() != 3 or value.features != networks.widths[0]:
+        if networks is None or value.mean.dim() != 3 or len(value.mean) != len(self):
             return None
         if isinstance(value, DiagonalMoments):
             variance = value.variance
@@ -188,6 +190,8 @@ class Stack(nn.Module):
             exactly = value.max_rank in (None, math.inf)
             if value.blocks or not exactly or (torch.is_grad_enabled() and self._needs_gradients()):
                 return None
+        if value.features != networks.widths[0] or variance.shape != value.mean.shape:
+            return None
         held = [*self.parameters(), *self.buffers()]
         if any(tensor.requires_grad for tensor in (value.mean, variance, *self.buffers())):
             return None
@@ -205,7 +209,7 @@ class Stack(nn.Module):
         """The networks as plain arrays, if they are linear layers with MP-GELU between them; ``None`` if not."""
         if not self._perceptron:
             return None
-        parameters, buffers = self._state()
+        parameters, buffers = self.state()
         weights = [parameters[layer.weight] for layer in self._perceptron]
         biases = [parameters[layer.bias] for layer in self._perceptron]
         no_dropout = weights[0].new_zeros(len(self))

@@ -155,7 +155,9 @@ class Predictive:
 
     @staticmethod
     def concatenate(parts: Sequence[Predictive]) -> Predictive:
-        """Predictives of consecutive rows as one; their components must have the same weights in all rows."""
+        """Predictives of consecutive rows as one; their components must have the same weights."""
+        if any(not torch.equal(part.log_weights, parts[0].log_weights) for part in parts[1:]):
+            raise InputError("Predictive.concatenate: the parts must have components of the same weights")
         names = [field.name for field in fields(Predictive) if field.name != "log_weights"]
         joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
         return Predictive(**joined, log_weights=parts[0].log_weights)

@@ -7,6 +7,8 @@ held-out rows best; the weights of the rates and of the two kinds are those that
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
 import warnings
 from collections.abc import Sequence
@@ -14,7 +16,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -23,22 +25,24 @@ from torch import Tensor, nn
 
 from mpgelu import native
 from mpgelu.arrays import read_arrays, write_arrays
-from mpgelu.errors import InputError
+from mpgelu.errors import TrainingError
 from mpgelu.layers import Dropout, GaussianLinear, Linear
 from mpgelu.likelihood import HeteroscedasticGaussian
 from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
 from mpgelu.native.perceptron import Trainer as NativeTrainer
 from mpgelu.networks import Stack, network
-from mpgelu.training import Best, Trainer, training_progress
+from mpgelu.training import Best, RecoveryWarning, Trainer, training_progress
 
 Covariance = Literal["exact", "diagonal"]
 Noise = Literal["heteroscedastic", "homoscedastic"]
 
 _STEPS_AT_ONCE = 50
+_MOST_ENTRIES = 2**25  # of the features of so many steps
+_MOST_LEFT_OUT = 0.5  # share of the steps of a network that may be left out because their loss is not finite
 _LOOKS = 40  # times that held-out rows are scored during training
 _CLIP = 10.0  # largest norm of a network's gradient
 _WARM_UP = 0.05  # share of the steps in which the learning rate grows
-_FEWEST_FOLDS = 5
+FEWEST_FOLDS = 5
 _MOST_HELD_OUT = 4000  # rows of each fold that networks are judged by
 _AGREEMENT = 0.01  # nats per row by which exact moments may score below diagonal ones and still be preferred
 _HELD_AT_ONCE = 256
@@ -70,7 +74,7 @@ class Settings:
         train_covariance: moments during training.
         covariance: moments of the predictions by which networks are weighted; ``"auto"`` takes exact ones unless
             diagonal ones predict the held-out rows better.
-        patience: stop after so many steps without improvement on the held-out rows; ``None`` never stops early.
+        patience: stop after so many steps, at least one, without improvement on held-out rows; ``None`` never does.
         seed: of the folds, the starting weights and the order of the rows.
     """
 
@@ -143,7 +147,7 @@ def train(
         progress: show a progress bar when the standard error is a terminal.
     """
     folds = _Folds.of(len(y), settings)
-    stack = start or Stack(_new_networks(X.shape[1], settings))
+    stack = Stack(start.unstack() if start else _new_networks(X.shape[1], settings))
     trainer = _steps(stack, settings, folds.trained.shape[1])
     best = Best(stack, torch.Size([len(stack)]), None)
     keeper = _Keeper(checkpoint, trainer, best, (X, y, row_weights), settings) if checkpoint else None
@@ -204,7 +208,7 @@ def stacking_weights(log_densities: Tensor, row_weights: Tensor) -> Stacking:
     logs, shares = log_densities.double(), row_weights.double() / row_weights.double().sum()
     weights = torch.full(logs.shape[1:], 1 / logs.shape[1], dtype=torch.float64)
     for least in (0.0, _LEAST_WEIGHT):
-        weights = torch.where(weights < least, 0, weights)
+        weights = torch.where(weights < min(least, 0.5 * float(weights.max())), 0, weights)
         for _ in range(_EM_STEPS):
             weights = shares @ torch.softmax(logs + weights.log(), dim=1)
     return Stacking(weights, float(shares @ torch.logsumexp(logs + weights.log(), dim=1)))
@@ -223,7 +227,7 @@ class _Folds:
 
     @staticmethod
     def of(rows: int, settings: Settings) -> _Folds:
-        splitter = KFold(min(rows, max(_FEWEST_FOLDS, settings.members)), shuffle=True, random_state=settings.seed)
+        splitter = KFold(min(rows, max(FEWEST_FOLDS, settings.members)), shuffle=True, random_state=settings.seed)
         random = np.random.default_rng(settings.seed)
         split = list(splitter.split(np.zeros(rows)))[: settings.members]
         folds = [(train, random.permutation(held)[:_MOST_HELD_OUT]) for train, held in split]
@@ -235,21 +239,32 @@ class _Folds:
         return _Folds(*parts)
 
 
-def _batches(folds: _Folds, size: int, first: int, count: int, seed: int) -> Tensor:
-    """Row numbers of ``count`` batches from number ``first`` on, ``(networks, count, size)``.
+class _Batches:
+    """Row numbers of the batches: every network goes through its rows in a new random order each epoch.
 
-    Every network goes through its rows in a new random order each epoch. The order depends on the number of the epoch
-    alone, so that a resumed run meets the same batches.
+    The order depends on the number of the epoch alone, so that a resumed run meets the same batches.
     """
-    networks, rows = folds.trained.shape
-    start, stop = first * size, (first + count) * size
-    orders = []
-    for epoch in range(start // rows, (stop - 1) // rows + 1):
-        generator = torch.Generator().manual_seed(int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0]))
-        orders.append(torch.rand(networks, rows, generator=generator).argsort(1))
-    offset = start - start // rows * rows
-    order = torch.cat(orders, 1)[:, offset : offset + stop - start]
-    return torch.take_along_dim(folds.trained, order, 1).view(networks, count, size)
+
+    def __init__(self, folds: _Folds, size: int, seed: int) -> None:
+        self.folds, self.size, self.seed = folds, size, seed
+        self._orders: dict[int, Tensor] = {}
+
+    def rows(self, first: int, count: int) -> Tensor:
+        """Row numbers of ``count`` batches from number ``first`` on, ``(networks, count, size)``."""
+        networks, rows = self.folds.trained.shape
+        start, stop = first * self.size, (first + count) * self.size
+        epochs = range(start // rows, (stop - 1) // rows + 1)
+        self._orders = {epoch: self._order(epoch) for epoch in epochs}  # drawn once, kept while it is in use
+        offset = start - epochs[0] * rows
+        orders = list(self._orders.values())
+        order = (orders[0] if len(orders) == 1 else torch.cat(orders, 1))[:, offset : offset + stop - start]
+        return torch.take_along_dim(self.folds.trained, order, 1).view(networks, count, self.size)
+
+    def _order(self, epoch: int) -> Tensor:
+        if epoch in self._orders:
+            return self._orders[epoch]
+        seed = int(np.random.SeedSequence((self.seed, epoch)).generate_state(1)[0])
+        return torch.rand(self.folds.trained.shape, generator=torch.Generator().manual_seed(seed)).argsort(1)
 
 
 def _log_densities(stack: Stack, folds: _Folds, X: Tensor, y: Tensor, covariance: str, nodes: int = 32) -> Tensor:
@@ -278,7 +293,8 @@ def _new_networks(features: int, settings: Settings) -> list[nn.Module]:
     generator = torch.Generator().manual_seed(settings.seed)
     networks: list[nn.Module] = []
     for rate, _ in product(settings.rates, range(settings.members)):
-        made = network(features, settings.hidden, rate=0.5, gaussian_weights=settings.gaussian_weights)
+        with torch.random.fork_rng(devices=[]):  # what torch draws is replaced below
+            made = network(features, settings.hidden, rate=0.5, gaussian_weights=settings.gaussian_weights).float()
         for layer in made:
             if isinstance(layer, Dropout):
                 layer.rate.fill_(rate)  # also a rate of zero, which network would leave out
@@ -392,11 +408,12 @@ def _kl(network: nn.Module) -> Tensor:
 
 def _freeze_noise_weights(stack: Stack) -> None:
     """Let the second output be a constant: its weights, zero at the start, get no gradient."""
-    last = [p for p in stack.parameters() if p.dim() == 3 and p.shape[1] == 2]
-    for p in last:
-        keep = torch.ones_like(p[0])
-        keep[1] = 0
-        p.register_hook(lambda gradient, keep=keep: gradient * keep)  # type: ignore[no-untyped-call]
+    parameters, _ = stack.state()
+    for kind in (".weight", ".log_weight_variance"):
+        for p in [p for name, p in parameters.items() if name.endswith(kind)][-1:]:  # of the last layer
+            keep = torch.ones_like(p[0])
+            keep[1] = 0
+            p.register_hook(lambda gradient, keep=keep: gradient * keep)  # type: ignore[no-untyped-call]
 
 
 def _learning_rates(settings: Settings) -> Tensor:
@@ -419,35 +436,76 @@ def _loop(
     X, y, weights = data
     rates = _learning_rates(settings)
     size, look = min(settings.batch_size, folds.trained.shape[1]), max(1, settings.steps // _LOOKS)
+    batches = _Batches(folds, size, settings.seed)
+    at_once = min(_STEPS_AT_ONCE, max(1, _MOST_ENTRIES // (len(folds.trained) * size * X.shape[1])))
+    patience = math.inf if settings.patience is None else settings.patience
     losses: list[Tensor] = []
-    with training_progress(progress) as bar:
+    left_out = torch.zeros(len(folds.trained), dtype=torch.long)
+    with training_progress(progress) as bar, _Interrupts() as interrupts:
         task = bar.add_task("training", total=settings.steps, completed=trainer.taken, loss=float("nan"))
-        try:
-            while trainer.taken < settings.steps:
-                first = trainer.taken
-                count = min(_STEPS_AT_ONCE, look - first % look, settings.steps - first)
-                rows = _batches(folds, size, first, count, settings.seed)
-                seen = trainer.steps(X[rows], y[rows], weights[rows], rates[first : first + count])
-                bar.update(task, completed=trainer.taken, loss=float(seen.nanmean()))
-                if trainer.taken % look:
-                    continue
+        while trainer.taken < settings.steps and best.epochs_without_improvement * look < patience:
+            if interrupts.seen:
+                warnings.warn(
+                    f"fit: interrupted after {trainer.taken} of {settings.steps} steps; the state so far was kept",
+                    InterruptedWarning,
+                    stacklevel=4,
+                )
+                break
+            first = trainer.taken
+            count = min(at_once, look - first % look, settings.steps - first)
+            rows = batches.rows(first, count)
+            seen = trainer.steps(X[rows], y[rows], weights[rows], rates[first : first + count])
+            left_out += (~torch.isfinite(seen)).sum(1)
+            bar.update(task, completed=trainer.taken, loss=float(seen.nanmean()))
+            if trainer.taken % look == 0:
                 losses.append(seen.mean(1))
                 best.see(-_score(best.network, folds, X, y, weights, settings))
-                if keeper:
-                    keeper.write_now_and_then()
-                if settings.patience is not None and best.epochs_without_improvement * look >= settings.patience:
-                    break
-        except KeyboardInterrupt:
-            warnings.warn(
-                f"fit: interrupted after {trainer.taken} of {settings.steps} steps; the state so far was kept",
-                InterruptedWarning,
-                stacklevel=4,
-            )
-            return _stacked(losses, y, len(folds.held)), True
-        finally:
             if keeper:
-                keeper.write()
-    return _stacked(losses, y, len(folds.held)), False
+                keeper.write_now_and_then()
+    if keeper:
+        keeper.write()
+    _warn_of_steps_left_out(left_out, settings.steps)
+    return _stacked(losses, y, len(folds.held)), interrupts.seen
+
+
+class _Interrupts:
+    """Ctrl-C as a flag that is looked at between steps: a step that stops half-way would leave a state that never was.
+
+    In other threads than the main one, which get no Ctrl-C, it is never raised.
+    """
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, *_: object) -> None:
+        if self.seen:  # the second time, do not wait for the step
+            raise KeyboardInterrupt
+        self.seen = True
+
+
+def _warn_of_steps_left_out(left_out: Tensor, steps: int) -> None:
+    share = float(left_out.max()) / steps
+    if share > _MOST_LEFT_OUT:
+        raise TrainingError(
+            f"fit: the loss was not finite in {share:.0%} of the steps of a network; "
+            "lower learning_rate or check the data for extreme values"
+        )
+    if left_out.any():
+        warnings.warn(
+            f"fit: {int(left_out.sum())} steps whose loss was not finite were left out, in {share:.1%} of the steps of "
+            "the network with most of them",
+            RecoveryWarning,
+            stacklevel=5,
+        )
 
 
 def _stacked(losses: list[Tensor], like: Tensor, networks: int) -> Tensor:
@@ -466,14 +524,16 @@ def _score(stack: nn.Module, folds: _Folds, X: Tensor, y: Tensor, weights: Tenso
 
 
 class _Keeper:
-    """Keeps the state of a training run in a folder, and takes it up again if the run is the same."""
+    """Keeps the state of a training run in a file named after it, and takes it up again if it is there."""
 
     def __init__(self, folder: Path, trainer: _Steps, best: Best, data: tuple[Tensor, ...], settings: Settings) -> None:
-        self.path, self.trainer, self.best = folder / "training.safetensors", trainer, best
-        self.run = _fingerprint(data, settings, trainer)
+        run = _fingerprint(data, settings, trainer)
+        self.path, self.trainer, self.best = folder / f"training-{run[:16]}.safetensors", trainer, best
         self.written = time.monotonic()
         if self.path.exists():
-            self._read()
+            arrays, about = read_arrays(self.path, "checkpoint")
+            best.load(arrays)
+            trainer.load(arrays, about["taken"])
 
     def write_now_and_then(self) -> None:
         """Write if the last time is long enough ago."""
@@ -482,19 +542,9 @@ class _Keeper:
 
     def write(self) -> None:
         """Write the state."""
-        about = {"run": self.run, "taken": self.trainer.taken}
-        write_arrays(self.path, "checkpoint", self.trainer.state() | self.best.arrays(), about)
+        arrays = self.trainer.state() | self.best.arrays()
+        write_arrays(self.path, "checkpoint", arrays, {"taken": self.trainer.taken})
         self.written = time.monotonic()
-
-    def _read(self) -> None:
-        arrays, about = read_arrays(self.path, "checkpoint")
-        if about["run"] != self.run:
-            raise InputError(
-                f"fit: {self.path} is the checkpoint of another fit (other data or settings); "
-                "delete it or give another folder as checkpoint="
-            )
-        self.best.load(arrays)
-        self.trainer.load(arrays, about["taken"])
 
 
 def _fingerprint(data: tuple[Tensor, ...], settings: Settings, trainer: _Steps) -> str:

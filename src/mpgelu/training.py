@@ -305,7 +305,7 @@ class Best:
     @property
     def epochs_without_improvement(self) -> int:
         """Epochs since the last improvement of any model."""
-        return len(self.seen) - 1 - int(self.epoch.max())
+        return len(self.seen) - 1 - int(self.epoch.max()) if self.seen else 0
 
     def arrays(self) -> dict[str, Tensor]:
         """What has been seen, as tensors."""

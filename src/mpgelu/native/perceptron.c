@@ -344,18 +344,28 @@ static void perceptron_exact_rows(int64_t rows, int64_t layers, const int64_t *w
                                   float *y_mean, float *y_covariance, float *workspace) {
     int64_t widest = 0, outputs = widths[layers];
     for (int64_t l = 0; l <= layers; l++) widest = PADDED(widths[l]) > widest ? PADDED(widths[l]) : widest;
-    int64_t row_count = rows * widest;
+    int64_t row_count = rows * widest, largest = 0, scaled_count = widest * outputs;
+    for (int64_t l = 0; l < layers; l++) {
+        int64_t entries = PADDED(widths[l]) * PADDED(widths[l + 1]);
+        largest = entries > largest ? entries : largest;
+        for (int64_t k = l; k <= layers; k++) {
+            entries = PADDED(widths[l]) * PADDED(widths[k]);
+            scaled_count = entries > scaled_count ? entries : scaled_count;
+        }
+    }
     float *mean = take(&workspace, row_count), *variance = take(&workspace, row_count);
     float *residual = take(&workspace, row_count), *gain = take(&workspace, row_count);
     float *next_mean = take(&workspace, row_count), *next_variance = take(&workspace, row_count);
-    float *scaled = take(&workspace, row_count), *squares = take(&workspace, widest * widest);
-    float *weight_rows = take(&workspace, widest * widest), *factors = take(&workspace, widest * row_count);
+    float *scaled = take(&workspace, row_count), *squares = take(&workspace, largest);
+    float *weight_rows = take(&workspace, largest), *factors = take(&workspace, rows * scaled_count);
     struct block blocks[layers];
     float *stores[layers], *transposed[layers];
     for (int64_t b = 0; b < layers; b++) {
-        blocks[b].variance = take(&workspace, row_count);
-        transposed[b] = take(&workspace, widest * widest);
-        stores[b] = take(&workspace, widest * row_count);
+        int64_t rank = PADDED(widths[b]), size = 0;
+        for (int64_t l = b; l <= layers; l++) size = rank * PADDED(widths[l]) > size ? rank * PADDED(widths[l]) : size;
+        blocks[b].variance = take(&workspace, rows * rank);
+        transposed[b] = take(&workspace, rank * PADDED(widths[b + 1]));
+        stores[b] = take(&workspace, rows * size);
     }
     pad(rows, widths[0], x_mean, mean);
     pad(rows, widths[0], x_variance, residual);

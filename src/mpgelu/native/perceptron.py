@@ -68,15 +68,13 @@ def propagate_exactly(networks: Perceptrons, mean: Tensor, variance: Tensor) -> 
     """
     models, rows, _ = mean.shape
     widths = networks.widths
-    layers, outputs, widest = len(widths) - 1, widths[-1], max(_padded(widths))
+    layers, outputs = len(widths) - 1, widths[-1]
     results = mean.new_empty(models, rows, outputs), mean.new_empty(models, rows, outputs, outputs)
-    row_entries, matrix = _EXACT_ROWS * widest, widest * widest
-    room = 7 * row_entries + 2 * matrix + widest * row_entries + layers * (row_entries + matrix + widest * row_entries)
     run(
         "perceptron_exact",
         (models, rows, layers, _integers(widths)),
         (mean, variance, networks.gains, networks.noises, _flat(networks)),
-        (*results, mean.new_empty(room)),
+        (*results, mean.new_empty(_exact_workspace(widths))),
     )
     return results
 
@@ -147,6 +145,8 @@ class Trainer:
     def __init__(self, networks: Perceptrons, beta: float, clip: float) -> None:
         self._parts = [part for pair in zip(networks.weights, networks.biases, strict=True) for part in pair]
         self._widths = networks.widths
+        if self._widths[-1] != 2:
+            raise ValueError(f"Trainer: needs two outputs, mean and log-variance, got {self._widths[-1]}")
         self._masks = networks.gains, networks.noises
         self._settings = networks.gains.new_tensor([beta, clip])
         self.parameters = _flat(networks)
@@ -163,6 +163,8 @@ class Trainer:
             learning_rates: ``(steps,)``.
         """
         models, steps, rows, inputs = x.shape
+        if (models, inputs) != (len(self.parameters), self._widths[0]) or not y.shape == weights.shape == x.shape[:3]:
+            raise ValueError(f"steps: x {tuple(x.shape)}, y {tuple(y.shape)} and weights {tuple(weights.shape)} differ")
         widths, padded = self._widths, _padded(self._widths)
         losses = x.new_empty(models, steps)
         rest = max(_forward_workspace(widths), _backward_workspace(widths, rows))
@@ -211,6 +213,16 @@ def _kept_entries(padded: Sequence[int], rows: int) -> int:
 
 def _forward_workspace(widths: Sequence[int]) -> int:
     return 2 * max(before * after for before, after in zip(widths, _padded(widths)[1:], strict=False))
+
+
+def _exact_workspace(widths: Sequence[int]) -> int:
+    padded, rows = _padded(widths), _EXACT_ROWS
+    matrices = [before * after for before, after in itertools.pairwise(padded)]
+    # A block of sources keeps the rank of the layer that made it while its rows pass through the later layers.
+    ranks = {layer: padded[layer] * max(padded[layer:]) for layer in range(len(matrices))}
+    scaled = max(*ranks.values(), max(padded) * widths[-1])
+    room = 7 * rows * max(padded) + 2 * max(matrices) + rows * scaled
+    return room + sum(rows * padded[layer] + matrices[layer] + rows * ranks[layer] for layer in ranks)
 
 
 def _backward_workspace(widths: Sequence[int], rows: int) -> int:
