@@ -5,8 +5,13 @@ INSTALLED := .venv/installed
 
 .PHONY: demo test bench docs clean
 
-demo: $(INSTALLED)  ## the paper's toy problem, drawn: figure and numbers in demo/
+demo: $(INSTALLED)  ## a model of a real table, its predictions and report, and the paper's toy problem; all in demo/
+	$(BIN)/mpgelu example demo
+	$(BIN)/mpgelu fit demo/train.csv --target progression --fast --output demo/diabetes.mpgelu
+	$(BIN)/mpgelu predict demo/diabetes.mpgelu demo/new.csv --output demo/predictions.csv
+	$(BIN)/mpgelu report demo/diabetes.mpgelu demo/new.csv --output demo/report.html
 	$(BIN)/mpgelu reproduce toy --output demo
+	@echo "predictions: demo/predictions.csv   report: demo/report.html   toy figure: demo/toy.png"
 
 test: $(INSTALLED)  ## lint, types, all tests and doctests
 	$(BIN)/ruff check .

@@ -12,7 +12,6 @@ from torch import Tensor
 
 import mpgelu as mp
 from mpgelu import DiagonalMoments, FactoredMoments, Stack, native
-from mpgelu.native import perceptron
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="needs the native kernels, that is a C compiler")
 
@@ -103,13 +102,13 @@ def test_a_nan_reaches_the_output_and_the_gradients() -> None:
 
 def sees_the_kernel(monkeypatch: pytest.MonkeyPatch, stack: Stack, value: Any) -> bool:
     calls = []
-    run = perceptron.run
+    run = native.run
 
     def counted(*arguments: Any) -> None:
         calls.append(arguments)
         run(*arguments)
 
-    monkeypatch.setattr(perceptron, "run", counted)
+    monkeypatch.setattr("mpgelu.native.perceptron.run", counted)
     stack(value)
     return bool(calls)
 

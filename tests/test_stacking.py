@@ -20,6 +20,7 @@ from torch import Tensor
 
 import mpgelu as mp
 from mpgelu import native, stacking
+from mpgelu.native.perceptron import Trainer as NativeTrainer
 from mpgelu.stacking import InterruptedWarning, Settings, Trained, stacking_weights, train
 
 SETTINGS = Settings(
@@ -159,7 +160,7 @@ def test_an_interrupted_training_is_resumed_in_the_same_bits(
     settings = SETTINGS if native_steps else replace(SETTINGS, train_covariance="exact")
     monkeypatch.setattr(stacking, "_STEPS_AT_ONCE", 3)
     whole = train(*data(), settings)
-    kind: Any = stacking.NativeTrainer if native_steps else stacking._TorchSteps
+    kind: Any = NativeTrainer if native_steps else stacking._TorchSteps
     owner, name = (kind, "steps") if place == "steps" else (stacking, "_score")
     real, calls = getattr(owner, name), []
 

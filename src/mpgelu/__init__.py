@@ -1,11 +1,14 @@
 """Neural networks that say how sure they are, in one deterministic forward pass."""
 
+from mpgelu.attribution import attribute, plot_attribution
 from mpgelu.convert import ConversionReport, from_torch
 from mpgelu.ensemble import Ensemble
 from mpgelu.errors import ConversionError, DataError, InputError, MissingRuleError, MPGELUError, TrainingError
 from mpgelu.estimator import MPGELURegressor, load
+from mpgelu.export import export_onnx
 from mpgelu.layers import MPGELU, Dropout, GaussianLinear, Linear, ReLU
 from mpgelu.likelihood import Gaussian, HeteroscedasticGaussian
+from mpgelu.model import TableModel
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
 from mpgelu.networks import Stack, network, paper_network
 from mpgelu.predictive import Predictive
@@ -39,12 +42,16 @@ __all__ = [
     "ReLU",
     "RecoveryWarning",
     "Stack",
+    "TableModel",
     "TrainingError",
+    "attribute",
+    "export_onnx",
     "fit",
     "from_torch",
     "load",
     "network",
     "paper_network",
+    "plot_attribution",
     "propagate",
     "verify",
 ]

@@ -105,7 +105,7 @@ def load_uci(name: str, data: str | os.PathLike[str] | None = None) -> Dataset:
         DataError: If a file is missing, cannot be downloaded, or is not the published one.
     """
     if name not in _FOLDERS:
-        hint = _closest(name, UCI_NAMES)
+        hint = closest(name, UCI_NAMES)
         raise InputError(f"load_uci: name must be one of {', '.join(UCI_NAMES)}, got {name!r}{hint}")
     folder = data or os.environ.get("MPGELU_DATA")
     root = _given_root(Path(folder).expanduser()) if folder else _downloaded_root(_FOLDERS[name])
@@ -133,7 +133,7 @@ def load_table(path: str | os.PathLike[str], target: str) -> Dataset:
     frame = _read_frame(path)
     if target not in frame.columns:
         listed = ", ".join(map(repr, frame.columns))
-        hint = _closest(target, frame.columns)
+        hint = closest(target, frame.columns)
         raise DataError(f"load_table: {path} has no column {target!r}, only {listed}{hint}")
     features = [column for column in frame.columns if column != target]
     if not features or frame.empty:
@@ -182,7 +182,7 @@ def random_splits(rows: int, n: int, test_fraction: float = 0.1, seed: int = 0) 
     return tuple(Split(train=order[tests:], test=order[:tests]) for order in orders)
 
 
-def _closest(word: str, options: Iterable[str]) -> str:
+def closest(word: str, options: Iterable[str]) -> str:
     """Return "; did you mean ...?" for the option most like a word, or nothing."""
     by_lower = {option.lower(): option for option in options}
     matches = get_close_matches(word.lower(), by_lower, n=1)
@@ -337,13 +337,13 @@ def _finite(path: Path, column: pd.Series[Any]) -> NDArray[np.float64]:
         problem = "infinite value" if np.isinf(values[row]) else f"{str(column.iloc[row])!r} is not a number"
         problem = "missing value" if column.isna().iloc[row] else problem
         raise DataError(
-            f"load_table: {path}, column {column.name!r}, {_place(path, row)}: {problem}; "
+            f"load_table: {path}, column {column.name!r}, {place_of_row(path, row)}: {problem}; "
             f"put a number there, or leave out the row or the column"
         )
     return values
 
 
-def _place(path: Path, row: int) -> str:
+def place_of_row(path: Path, row: int) -> str:
     """Return where a row stands in its file, counting from 1; CSV files may hold blank lines."""
     if path.suffix.lower() != ".csv":
         return f"row {row + 1}"

@@ -22,6 +22,7 @@ from mpgelu.arrays import read_arrays, write_arrays
 from mpgelu.ensemble import Ensemble
 from mpgelu.errors import InputError
 from mpgelu.likelihood import HeteroscedasticGaussian
+from mpgelu.networks import Stack
 from mpgelu.predictive import Predictive
 from mpgelu.stacking import FEWEST_FOLDS, Covariance, Noise, Settings, train
 
@@ -80,6 +81,8 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         >>> mean, std = model.predict(X[400:], return_std=True)
         >>> lower, upper = model.predict_interval(X[400:], level=0.9)
     """
+
+    networks_: Stack  # all networks of the last fit, from which a warm start goes on
 
     def __init__(
         self,

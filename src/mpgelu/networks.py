@@ -103,12 +103,9 @@ def _nonlinearity(caller: str, name: str, covariance: Literal["exact", "dvi"]) -
 
 
 def _check_sizes(caller: str, *, in_features: int, outputs: int, hidden: Sequence[int]) -> None:
-    for name, size in [
-        ("in_features", in_features),
-        ("outputs", outputs),
-        *(("hidden", width) for width in hidden),
-    ]:
-        if not isinstance(size, numbers.Integral) or size < 1:
+    sizes: list[tuple[str, object]] = [("in_features", in_features), ("outputs", outputs)]
+    for name, size in [*sizes, *(("hidden", width) for width in hidden)]:
+        if not isinstance(size, numbers.Integral) or int(size) < 1:
             raise InputError(f"{caller}: {name} must be a positive whole number, got {size!r}")
 
 

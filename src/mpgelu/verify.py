@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
 import torch
@@ -12,7 +13,9 @@ from scipy.special import ndtri
 from torch import Tensor, nn
 
 from mpgelu.errors import InputError
-from mpgelu.moments import FactoredMoments, Moments
+from mpgelu.layers import Dropout
+from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
+from mpgelu.parts import is_composed, parts_of
 from mpgelu.rules import (
     add,
     concatenate,
@@ -33,8 +36,14 @@ from mpgelu.rules.elementwise import Activation
 from mpgelu.rules.leaky_relu import Covariance as LeakyCovariance
 from mpgelu.rules.relu import Covariance
 
+_DRAWS = (20_000, 200_000)  # first and second choice
 _FALSE_ALARM = 1e-3  # probability that an exact layer fails, over all its entries together
 _CHUNK = 2**22  # sampled values held at a time
+_WEAK = 0.5  # skewness from which on a distribution is visibly lopsided; a gamma distribution of shape 16 has it
+# Layers whose outputs are what a nonlinearity, or at the end the likelihood, takes for Gaussian.
+_MIXING = ("Linear", "GaussianLinear", "BatchNorm1d", "LayerNorm", "Operation")
+_EXACT = ("Dropout", "MPGELU")  # assume nothing
+_MOST = 0.9  # share of the units of a layer below which it counts as unclear
 _ENOUGH = 100  # a unit that is non-zero in fewer draws has no variance that sampling could tell
 
 
@@ -149,6 +158,7 @@ class LayerAudit:
         covariance_se: standard error of that estimate, in the same unit.
         smallest_eigenvalue: of the propagated covariances, relative to the largest variance of its row.
         skewness: largest absolute sample skewness; 0 for a Gaussian, which the nonlinearities assume.
+        judged: share of the units whose randomness is not too rare for the draws to tell their variance.
         passed: whether both errors are within their allowance, sampling error included.
     """
 
@@ -160,6 +170,7 @@ class LayerAudit:
     covariance_se: float
     smallest_eigenvalue: float
     skewness: float
+    judged: float
     passed: bool
 
 
@@ -171,11 +182,51 @@ class Audit:
     draws: int
     rows: int
     tolerance: float
+    left_out: float = 0.0  # weight of the networks of an ensemble whose dropout is too rare for the draws
 
     @property
     def passed(self) -> bool:
         """Whether every layer passed."""
         return all(layer.passed for layer in self.layers)
+
+    def words(self) -> str:
+        """The findings in words: whether the moments are right, and where the Gaussian assumption is weak."""
+        wrong = [row for row in self.layers if not row.passed]
+        lines = ["Means and covariances agree with sampling at every layer."]
+        if wrong:
+            worst = max(wrong, key=lambda row: max(row.mean_error, row.covariance_error))
+            lines = [
+                f"Means or covariances disagree with sampling at {_listed([row.layer for row in wrong])}, most at "
+                f"layer {worst.layer} ({worst.kind}): by {worst.mean_error:.2f} standard deviations in a mean, by "
+                f"{worst.covariance_error:.2f} times the two standard deviations in a covariance."
+            ]
+        misled = [row.layer for row in wrong if row.kind not in (*_MIXING, *_EXACT)]
+        if misled:
+            lines.append(f"The Gaussian assumption is wrong for some inputs of the nonlinearity at {_listed(misled)}.")
+        skewed = [row for row in self.layers if row.skewness > _WEAK and row.kind in _MIXING]
+        if skewed:
+            worst = max(skewed, key=lambda row: row.skewness)
+            lines.append(
+                f"The Gaussian assumption is weak at {_listed([row.layer for row in skewed])}: units are skewed, most "
+                f"at layer {worst.layer} ({worst.kind}) with {worst.skewness:.1f} (0 is Gaussian). Means and variances "
+                "after MP-GELU do not depend on it; those after other nonlinearities, and quantiles, do."
+            )
+        else:
+            lines.append(f"No unit that is taken for Gaussian has a skewness above {_WEAK}.")
+        unclear = [row for row in self.layers if row.judged < _MOST]
+        if unclear:
+            least = min(unclear, key=lambda row: row.judged)
+            lines.append(
+                f"At {_listed([row.layer for row in unclear])} some randomness is too rare for {self.draws} draws: at "
+                f"layer {least.layer} they tell the variance of {least.judged:.0%} of the units, the others were "
+                "compared with the size of their layer."
+            )
+        if self.left_out:
+            lines.append(
+                f"Networks with {self.left_out:.0%} of the weight were left out: they drop units too rarely for "
+                f"{self.draws} draws to tell."
+            )
+        return "\n".join(lines)
 
     def frame(self) -> pd.DataFrame:
         """The table as a DataFrame."""
@@ -199,14 +250,20 @@ class Audit:
         return "\n".join(lines)
 
 
+def _listed(layers: list[str]) -> str:
+    names = ", ".join(layers[:4]) + (f" and {len(layers) - 4} more" if len(layers) > 4 else "")
+    return f"layer{'s' * (len(layers) > 1)} {names}"
+
+
 def verify(
-    network: nn.Module,
-    x: Tensor,
+    network: Any,
+    x: Any,
     *,
-    moments: Callable[[Tensor], Moments] = FactoredMoments.certain,
-    draws: int = 20_000,
+    moments: Callable[[Tensor], Moments] | None = None,
+    draws: int | None = None,
     tolerance: float = 0.01,
     seed: int = 0,
+    networks: int = 3,
 ) -> Audit:
     """Compare propagated moments with sampling the same random network, after every layer.
 
@@ -215,12 +272,16 @@ def verify(
     full and factored moments; ReLU assumes Gaussian inputs, which the last columns let you judge.
 
     Args:
-        network: built from this library's layers.
-        x: inputs ``(rows, features)``; a dozen rows tell enough.
-        moments: how to start, for example ``DiagonalMoments.certain``, to see what dropping correlations costs.
-        draws: samples per row.
+        network: built from this library's layers, or converted to them; or a fitted estimator or its ensemble, whose
+            layers are then named by the number of the network too, ``3:0``.
+        x: inputs ``(rows, features)``, a tensor, of an estimator raw ones in any form; a dozen rows tell enough.
+        moments: how to start, for example ``DiagonalMoments.certain``, to see what dropping correlations costs; by
+            default exact, or what an estimator predicts with.
+        draws: samples per row; by default 20,000, or ten times as many if an ensemble's dropout is rare.
         tolerance: error allowed beyond sampling error, in standard deviations of the units.
         seed: of the sampling.
+        networks: how many of an ensemble's networks to audit, those of the largest weights among those whose dropout
+            is not too rare for the draws.
 
     Example:
         >>> import torch, mpgelu
@@ -228,6 +289,9 @@ def verify(
         >>> audit.passed
         True
     """
+    if is_composed(network):
+        return _verify_members(network, x, moments, draws, tolerance, seed, networks)
+    moments, draws = moments or FactoredMoments.certain, _DRAWS[0] if draws is None else draws
     if x.dim() != 2:
         raise InputError(f"verify: x must have shape (rows, features), got {tuple(x.shape)}")
     if draws < 100:
@@ -260,6 +324,43 @@ def verify(
             handle.remove()
     layers = tuple(tally.result(name, tolerance) for name, tally in tallies.items())
     return Audit(layers, draws, len(x), tolerance)
+
+
+def _verify_members(
+    model: Any,
+    X: Any,
+    moments: Callable[[Tensor], Moments] | None,
+    draws: int | None,
+    tolerance: float,
+    seed: int,
+    networks: int,
+) -> Audit:
+    """The audits of an ensemble's heaviest networks as one."""
+    parts = parts_of("verify", model)
+    if networks < 1:
+        raise InputError(f"verify: networks must be at least 1, got {networks}")
+    start = moments or (FactoredMoments if parts.covariance == "exact" else DiagonalMoments).certain
+    x = parts.standardised("verify", X)
+    weights = {place: parts.weights[place].item() for place in range(len(parts.networks))}
+    rates = {place: _smallest_rate(network) for place, network in enumerate(parts.networks)}
+    if draws is None:
+        draws = _DRAWS[0] if max(rates.values()) * _DRAWS[0] >= _ENOUGH else _DRAWS[1]
+    clear = [place for place, rate in rates.items() if rate * draws >= _ENOUGH]
+    if not clear:
+        needed = round(_ENOUGH / max(rates.values()))
+        raise InputError(f"verify: every network drops units too rarely for {draws} draws to tell; use draws={needed}")
+    layers: list[LayerAudit] = []
+    for place in sorted(sorted(clear, key=weights.__getitem__, reverse=True)[:networks]):
+        audit = verify(parts.networks[place], x, moments=start, draws=draws, tolerance=tolerance, seed=seed + place)
+        layers += [replace(layer, layer=f"{place}:{layer.layer}") for layer in audit.layers]
+    left_out = sum(weight for place, weight in weights.items() if place not in clear)
+    return Audit(tuple(layers), draws, len(x), tolerance, left_out)
+
+
+def _smallest_rate(network: nn.Module) -> float:
+    """Of the dropout layers that drop anything; one if there are none."""
+    rates = [module.rate.item() for module in network.modules() if isinstance(module, Dropout)]
+    return min([rate for rate in rates if rate > 0], default=1.0)
 
 
 class _Tally:
@@ -298,7 +399,9 @@ class _Tally:
         shift, products, fourth, cubes, squares = (torch.as_tensor(total) / self.count for total in self.sums)
         sampled = products - shift.unsqueeze(-1) * shift.unsqueeze(-2)
         variance = sampled.diagonal(dim1=-2, dim2=-1).clamp_min(0)
-        resolved = self.active >= _ENOUGH
+        # Few large deviations make a kurtosis of the draws over their number; a unit without any is resolved.
+        rare = fourth.diagonal(dim1=-2, dim2=-1) * _ENOUGH > self.count * squares.square()
+        resolved = (self.active >= _ENOUGH) & ~rare
         scale = torch.where(resolved & (variance > 0), variance.sqrt(), self._largest_size())
         pair_scale = scale.unsqueeze(-1) * scale.unsqueeze(-2)
         mean_error = shift.abs() / scale
@@ -319,6 +422,7 @@ class _Tally:
             covariance_se=covariance_worst[1],
             smallest_eigenvalue=(eigenvalues[..., 0] / torch.where(largest > 0, largest, 1)).min().item(),
             skewness=torch.where(resolved, skewness, 0).abs().max().item(),
+            judged=1 - (rare | (variance < 1e-9 * self.covariance.diagonal(dim1=-2, dim2=-1))).double().mean().item(),
             passed=mean_passed and covariance_passed,
         )
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 
 import torch
 from rich.console import Console
 
 from mpgelu import native
+from mpgelu.bench.deployment import onnx_latency
 from mpgelu.bench.report import Results, environment
-from mpgelu.bench.sections import FEATURES, SECTIONS, Settings
+from mpgelu.bench.sections import FEATURES, Rows, Settings
+from mpgelu.bench.sections import SECTIONS as IN_TORCH
+
+SECTIONS: dict[str, Callable[[Settings], Rows]] = {**IN_TORCH, "onnx": onnx_latency}
 
 
 def run(
@@ -35,6 +40,9 @@ def run(
     }
     with Console(stderr=True).status("") as status:
         for name in sections:
+            if name == "onnx" and find_spec("onnxruntime") is None:
+                status.console.print("onnx skipped: onnxruntime is not installed; pip install 'mpgelu[onnx]' brings it")
+                continue
             status.update(f"measuring {name}")
             results[name] = SECTIONS[name](settings)
     return results

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import typer
 
-from mpgelu.cli import reproduce
+from mpgelu.cli import deploy, reproduce, tables
 from mpgelu.cli.bench import bench
 from mpgelu.cli.compare import compare
 from mpgelu.errors import MPGELUError
@@ -19,9 +20,13 @@ app = typer.Typer(
     rich_markup_mode=None,  # its boxes cut long option names off
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    *(tables.fit, tables.predict, tables.evaluate, tables.report, tables.info, tables.example),
+    *(deploy.export, deploy.explain, deploy.verify, compare, bench),
+)
+for _command in _COMMANDS:
+    app.command()(_command)
 app.add_typer(reproduce.app, name="reproduce")
-app.command("compare")(compare)
-app.command("bench")(bench)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ def bench(
         "results/bench"
     ),
     json: Annotated[Path | None, typer.Option(help="Write the numbers to this file too.")] = None,
-    sections: Annotated[str, typer.Option(help="Which: inference, training, models, latency, growth, counts.")] = "all",
+    sections: Annotated[str, typer.Option(help="inference, training, models, latency, growth, counts, onnx.")] = "all",
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of every method; the best counts.")] = 9,
     compiled: Annotated[bool, typer.Option(help="Measure torch.compile too, which takes minutes to compile.")] = True,
@@ -27,8 +27,7 @@ def bench(
     Example: mpgelu bench --sections inference --no-compiled --json bench.json
     """
     from mpgelu.bench import report
-    from mpgelu.bench.run import run
-    from mpgelu.bench.sections import SECTIONS
+    from mpgelu.bench.run import SECTIONS, run
 
     results = run(
         chosen("sections", sections, tuple(SECTIONS)), rounds=rounds, threads=threads, compiled=compiled, quick=quick

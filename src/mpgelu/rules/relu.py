@@ -144,8 +144,8 @@ def _by_chunks(rule: Callable[..., _Rows], variant: Covariance, *inputs: Tensor)
     compiling = torch.compiler.is_compiling()  # then the compiler fuses, and looks with suspicion at caches
     pairs = _Pairs.of(n, inputs[0].device) if compiling else _cached_pairs(n, inputs[0].device)
     flat = [x.reshape(-1, width) for x, width in zip(inputs, (n, n * n) * (len(inputs) // 2), strict=True)]
-    rows = len(flat[0]) if compiling else max(1, _CHUNK // max(1, len(pairs.first)))
-    if len(flat[0]) <= rows:
+    rows = max(1, _CHUNK // max(1, len(pairs.first)))
+    if compiling or len(flat[0]) <= rows:  # a graph is for any number of rows
         vector, diagonal, above = rule(variant, pairs, *flat)
         matrix = torch.cat([diagonal, above], dim=1).index_select(1, pairs.matrix)
         return vector.reshape(inputs[0].shape), matrix.reshape(inputs[1].shape)

@@ -1,0 +1,129 @@
+"""``mpgelu export``, ``mpgelu explain`` and ``mpgelu verify``: what to do with a trained model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mpgelu.errors import DataError, InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from mpgelu.estimator import MPGELURegressor
+
+Model = Annotated[Path, typer.Argument(help="A saved model.")]
+Table = Annotated[Path, typer.Argument(help="A CSV or Parquet file with the model's columns.")]
+
+
+def export(
+    model: Model,
+    onnx: Annotated[Path, typer.Option(help="The file to write.")],
+    levels: Annotated[str, typer.Option(help="Probabilities of the quantiles, separated by commas.")] = "0.05,0.5,0.95",
+) -> None:
+    """Write a model as an ONNX graph, from raw features to mean, stddev and quantiles; it runs without torch.
+
+    Example: mpgelu export model.mpgelu --onnx model.onnx
+    """
+    from mpgelu.estimator import load
+    from mpgelu.export import export_onnx
+
+    try:
+        numbers = [float(level) for level in levels.split(",") if level.strip()]
+    except ValueError:
+        raise InputError(f"--levels: wants numbers separated by commas, got {levels!r}") from None
+    export_onnx(load(model), onnx, numbers)
+    typer.echo(f"graph: {onnx}")
+
+
+def explain(
+    model: Model,
+    data: Table,
+    output: Annotated[Path, typer.Option("--output", "-o", help="CSV file: a line for each row and source.")],
+    plot: Annotated[Path | None, typer.Option(help="Draw some rows, and the ranking of the sources.")] = None,
+    input_std: Annotated[
+        str | None, typer.Option(help="Measurement errors: column=value pairs separated by commas.")
+    ] = None,
+) -> None:
+    """Say where the variance of each prediction comes from: noise, features, layers, disagreement.
+
+    Example: mpgelu explain model.mpgelu data.csv -o sources.csv --plot sources.png --input-std age=0.5
+    """
+    from mpgelu.attribution import attribute, plot_attribution
+
+    loaded, table = _read(model, data)
+    errors = None if input_std is None else _errors(input_std, list(table.columns))
+    frame = attribute(loaded, table, input_std=errors)
+    frame.to_csv(output, index=False)
+    typer.echo(f"sources: {output}")
+    if plot is not None:
+        plot_attribution(frame).savefig(plot, dpi=150)
+        typer.echo(f"figure:  {plot}")
+    shares = frame.groupby("kind").variance.sum().sort_values(ascending=False) / frame.variance.sum()
+    for kind, share in shares.items():
+        typer.echo(f"{kind!s:14}{share:6.1%} of the variance of all rows")
+
+
+def verify(
+    model: Model,
+    data: Table,
+    rows: Annotated[int, typer.Option(min=1, help="How many rows to look at, spread over the file.")] = 12,
+    draws: Annotated[
+        int | None, typer.Option(min=100, help="Samples for each row. Default: 20000, or as needed.")
+    ] = None,
+    networks: Annotated[int, typer.Option(min=1, help="How many networks to look at, the heaviest.")] = 3,
+) -> None:
+    """Compare a model's moments with sampling its networks, layer by layer; exit code 1 if they disagree.
+
+    Example: mpgelu verify model.mpgelu data.csv
+    """
+    import numpy as np
+
+    from mpgelu.verify import verify as audit
+
+    loaded, table = _read(model, data)
+    chosen = np.unique(np.linspace(0, len(table) - 1, rows).round().astype(int))
+    found = audit(loaded, table.iloc[chosen], draws=draws, networks=networks)
+    typer.echo(f"{found}\n\n{found.words()}")
+    if not found.passed:
+        raise typer.Exit(1)
+
+
+def _read(model: Path, data: Path) -> tuple[MPGELURegressor, pd.DataFrame]:
+    """A saved model and its features from a table, encoded as in training if the model is one of a table."""
+    import pandas as pd
+
+    from mpgelu.estimator import load
+    from mpgelu.model import TableModel
+    from mpgelu.table import Source
+
+    loaded, source = load(model), Source(str(data))
+    frame = source.read()
+    if TableModel.is_at(model):
+        table = TableModel.load(model)
+        with source.located():
+            values = table.encoder.encode(frame).X
+        return table.regressor, pd.DataFrame(values, columns=table.encoder.features)
+    names = list(getattr(loaded, "feature_names_in_", frame.columns[: loaded.n_features_in_]))
+    if missing := [name for name in names if name not in frame]:
+        raise DataError(f"{data} has no column {missing[0]!r}; the model wants {', '.join(map(str, names))}")
+    features = frame[names].apply(pd.to_numeric, errors="coerce")
+    if features.empty or features.isna().any(axis=None):
+        raise DataError(f"{data} has no rows, or cells without a number in them; leave such rows out")
+    return loaded, features
+
+
+def _errors(text: str, names: list[str]) -> list[float]:
+    errors = dict.fromkeys(names, 0.0)
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            raise InputError(f"--input-std: wants pairs such as {names[0]}=0.1, got {part!r}") from None
+        if name not in errors:
+            raise InputError(f"--input-std: the model has no feature {name!r}; it has {', '.join(names)}")
+        errors[name] = number
+    return [errors[name] for name in names]

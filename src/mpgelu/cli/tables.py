@@ -1,0 +1,436 @@
+"""``mpgelu fit``, ``predict``, ``evaluate``, ``report``, ``info`` and ``example``: from a table to a prediction."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mpgelu.errors import DataError, InputError
+
+if TYPE_CHECKING:  # torch takes seconds to import, which --help need not wait for
+    import pandas as pd
+
+    from mpgelu.evaluation import Evaluation
+    from mpgelu.model import TableModel
+    from mpgelu.table import Encoded, Source, TableEncoder
+
+
+class Missing(StrEnum):
+    """What to do about missing cells."""
+
+    impute = "impute"
+    error = "error"
+
+
+Table = Annotated[str, typer.Argument(metavar="TABLE", help="CSV or Parquet file with column names; - is stdin.")]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="File written by mpgelu fit.")]
+Level = Annotated[float, typer.Option(help="Probability of the intervals.")]
+Delimiter = Annotated[str, typer.Option(help="Between the cells of a CSV file; 'tab' for a tab.")]
+
+
+def fit(
+    table: Table,
+    target: Annotated[str, typer.Option("--target", "-t", help="Column to predict.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File of the model.")] = Path("model.mpgelu"),
+    drop: Annotated[list[str] | None, typer.Option(help="Column to leave out; may be given again.")] = None,
+    categorical: Annotated[
+        list[str] | None, typer.Option(help="Column of numbers that are names, such as codes; may be given again.")
+    ] = None,
+    missing: Annotated[
+        Missing, typer.Option(help="Fill missing cells and mark that they were, or refuse them.")
+    ] = Missing.impute,
+    hold_out: Annotated[float, typer.Option(help="Share of the rows to keep from training and score on.")] = 0.0,
+    calibrate: Annotated[
+        float, typer.Option(help="Share of the rows to calibrate the intervals on, for guaranteed coverage; e.g. 0.2.")
+    ] = 0.0,
+    fast: Annotated[bool, typer.Option("--fast", help="A fifth of the training.")] = False,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of training. Default: 10000.")] = None,
+    members: Annotated[int, typer.Option(min=1, help="Networks for each dropout rate.")] = 5,
+    hidden: Annotated[str, typer.Option(help="Units of each hidden layer.")] = "48,48",
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same model.")] = 0,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Folder that keeps the state; the same command goes on from there.")
+    ] = None,
+    delimiter: Delimiter = ",",
+) -> None:
+    """Train a model that predicts one column of a table, and how sure it is, from the others.
+
+    Text columns become categories, missing cells are filled and marked, constant and duplicate columns are left out;
+    what was done with each column is printed.
+
+    Example: mpgelu fit houses.csv --target price -o houses.mpgelu
+    """
+    from mpgelu.estimator import FAST
+    from mpgelu.model import TableModel, prepare, rows_with_target, split
+    from mpgelu.table import check_writable
+
+    layers = _layers(hidden)
+    check_writable(output)
+    source = _source(table, delimiter)
+    effort = (FAST if fast else {}) | ({} if steps is None else {"steps": steps})
+    with _about(source), _one_line_warnings():
+        frame = source.read()
+        columns = partial(prepare, target=target, missing=missing.value, categorical=categorical or [], drop=drop or [])
+        encoder = columns(frame)  # all rows, so that whatever is wrong is found before the training
+        known, _ = rows_with_target(frame, target)
+        held, kept = split("--hold-out", len(known), hold_out, seed)
+        split("--calibrate", len(kept), calibrate, seed)
+        if len(held):
+            encoder = columns(known.iloc[kept])
+        if len(known) < len(frame):
+            _warn(f"{len(frame) - len(known):,} rows without {target!r} are left out")
+        typer.echo(f"{source.name}: {len(frame):,} rows, {frame.shape[1]} columns")
+        _print_columns(encoder)
+        model = TableModel.train(
+            known.iloc[kept],
+            target,
+            encoder,
+            calibrate=calibrate,
+            hidden=layers,
+            members=members,
+            checkpoint=checkpoint,
+            random_state=seed,
+            verbose=True,
+            **effort,
+        )
+        model.save(output)
+        _print_training(model)
+        if len(held):
+            evaluation = _evaluated(model, [known.iloc[held]], 0.9)
+            typer.echo(f"\non {len(held)} rows kept from training:")
+            _print_scores(model, evaluation, 0.9)
+    size = output.stat().st_size / 1e6
+    typer.echo(f"\nmodel: {output} ({size:.1f} MB)\nnext:  mpgelu predict {output} new.csv -o predictions.csv")
+
+
+def predict(
+    model: Model,
+    table: Table,
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="CSV file, or Parquet if it ends in .parquet; - is stdout.")
+    ] = "-",
+    level: Level = 0.9,
+    keep: Annotated[
+        list[str] | None, typer.Option(help="Input column to copy to the output, or 'all'; may be given again.")
+    ] = None,
+    prefix: Annotated[str, typer.Option(help="Put before the names of the new columns.")] = "",
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Several times faster: leave out correlations inside the networks.")
+    ] = False,
+    delimiter: Delimiter = ",",
+) -> None:
+    """Predict every row of a table, of any length, in bounded memory.
+
+    New columns: mean; stddev, its standard deviation; epistemic and aleatoric, the standard deviations of its two
+    parts (not knowing the function, and noise; their squares add up to the square of stddev); lower and upper, the
+    ends of the interval. Columns the model does not use are ignored.
+
+    Example: mpgelu predict houses.mpgelu new.csv -o predictions.csv --level 0.9 --keep id
+    """
+    from mpgelu.table import Sink
+
+    fitted = _load(model, fast)
+    _check_level(fitted, level)
+    source, sink, notes = _source(table, delimiter), Sink(output), _Notes()
+    with _about(source), sink.opened(), _progress(source, hidden=sink.path is None and sys.stdout.isatty()) as parts:
+        for part in parts:
+            kept = _kept(part, keep or [], prefix)
+            encoded = fitted.encoder.encode(part)
+            notes.add(encoded)
+            predicted = fitted.predict(encoded, level).add_prefix(prefix).set_index(part.index)
+            sink.write(kept.join(predicted))
+    notes.tell(source)
+
+
+def evaluate(
+    model: Model,
+    table: Table,
+    level: Level = 0.9,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the numbers to this JSON file.")] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="As in predict.")] = False,
+    delimiter: Delimiter = ",",
+) -> None:
+    """Score a model on rows whose target is known, beside predicting the average for all of them.
+
+    Example: mpgelu evaluate houses.mpgelu test.csv
+    """
+    from mpgelu.files import write_atomically
+    from mpgelu.table import check_writable
+
+    if output is not None:
+        check_writable(output)
+    fitted = _load(model, fast)
+    _check_level(fitted, level)
+    source = _source(table, delimiter)
+    with _about(source), _progress(source) as parts:
+        evaluation = _evaluated(fitted, parts, level, source)
+    typer.echo(f"{source.name}: {len(evaluation.actual):,} rows, target {fitted.target}")
+    scores = _print_scores(fitted, evaluation, level)
+    if output is not None:
+        write_atomically(output, json.dumps({"rows": len(evaluation.actual), "level": level, **scores}, indent=1))
+
+
+def report(
+    model: Model,
+    table: Table,
+    output: Annotated[Path, typer.Option("--output", "-o", help="HTML file; one page, readable offline.")] = Path(
+        "report.html"
+    ),
+    level: Level = 0.9,
+    fast: Annotated[bool, typer.Option("--fast", help="As in predict.")] = False,
+    delimiter: Delimiter = ",",
+) -> None:
+    """Write a page about a model on rows whose target is known: how good it is, and where not to trust it.
+
+    Example: mpgelu report houses.mpgelu test.csv -o report.html
+    """
+    import pandas as pd
+
+    from mpgelu.files import write_atomically
+    from mpgelu.report import page
+    from mpgelu.table import check_writable
+
+    check_writable(output)
+    fitted = _load(model, fast)
+    _check_level(fitted, level)
+    source, frames = _source(table, delimiter), []
+
+    def remembered(parts: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        for part in parts:
+            known = _with_target(fitted, part)
+            frames.append(known)
+            yield known
+
+    with _about(source), _progress(source) as parts:
+        evaluation = _evaluated(fitted, remembered(parts), level, source)
+    write_atomically(output, page(fitted, pd.concat(frames), evaluation, level, source.name, str(model)))
+    typer.echo(f"report: {output} ({output.stat().st_size / 1e6:.1f} MB); open it in a browser")
+
+
+def info(model: Model) -> None:
+    """Say what a model predicts, from which columns, and how it was trained.
+
+    Example: mpgelu info houses.mpgelu
+    """
+    fitted = _load(model)
+    ensemble = fitted.regressor.ensemble_
+    typer.echo(f"{model}: predicts {fitted.target}")
+    typer.echo("from the columns")
+    _print_columns(fitted.encoder)
+    typer.echo(f"missing cells: {'filled' if fitted.encoder.missing == 'impute' else 'refused'}")
+    hidden = " and ".join(map(str, fitted.regressor.hidden))
+    typer.echo(f"networks: {len(ensemble.stack)} of {hidden} hidden units, {ensemble.covariance} moments")
+    _print_training(fitted)
+
+
+def example(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write train.csv and new.csv.")] = Path(),
+) -> None:
+    """Write a small real table to try the other commands on: 442 diabetes patients, to be predicted a year ahead.
+
+    Example: mpgelu example data
+    """
+    import numpy as np
+    import pandas as pd
+
+    from mpgelu.datasets import load_diabetes
+    from mpgelu.files import write_atomically
+
+    data = load_diabetes()
+    frame = pd.DataFrame(data.X, columns=list(data.feature_names)).assign(**{data.target_name: data.y})
+    frame["sex"] = np.where(frame["sex"] == 1, "first", "second")  # the source does not say which is which
+    frame = frame.sample(frac=1, random_state=0)
+    for name, rows in (("train.csv", frame[:-100]), ("new.csv", frame[-100:])):
+        write_atomically(folder / name, rows.to_csv(index=False))
+        typer.echo(f"{len(rows)} rows: {folder / name}")
+    typer.echo(f"next: mpgelu fit {folder / 'train.csv'} --target {data.target_name} --fast -o diabetes.mpgelu")
+
+
+class _Notes:
+    """What was unusual about the cells of all parts of a table, told once."""
+
+    def __init__(self) -> None:
+        self.unseen: Counter[str] = Counter()
+        self.filled: Counter[str] = Counter()
+
+    def add(self, encoded: Encoded) -> None:
+        self.unseen += encoded.unseen
+        self.filled += encoded.filled
+
+    def tell(self, source: Source) -> None:
+        for counts, what in (
+            (self.unseen, "hold a category that training did not have, and count as none of the known"),
+            (self.filled, "are missing in columns that were almost complete in training, and were filled"),
+        ):
+            if counts:
+                listed = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(5))
+                _warn(f"{source.name}: {sum(counts.values()):,} cells {what} ({listed})")
+
+
+def _source(table: str, delimiter: str) -> Source:
+    from mpgelu.table import Source
+
+    delimiter = {"tab": "\t", "\\t": "\t"}.get(delimiter, delimiter)
+    if len(delimiter) != 1:
+        raise InputError(f"--delimiter: wants one character, or 'tab', got {delimiter!r}")
+    return Source(table, delimiter)
+
+
+def _load(path: Path, fast: bool = False) -> TableModel:
+    from mpgelu.model import TableModel
+
+    model = TableModel.load(path)
+    if fast:
+        model.regressor.ensemble_.covariance = "diagonal"
+    return model
+
+
+@contextmanager
+def _about(source: Source) -> Iterator[None]:
+    """Put the file's name, and line, before errors that do not name them."""
+    try:
+        with source.located():
+            yield
+    except DataError as error:
+        told = str(error)
+        raise DataError(told if source.name in told or "cannot write" in told else f"{source.name}: {told}") from error
+
+
+@contextmanager
+def _one_line_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: _warn(str(message))
+        yield
+
+
+@contextmanager
+def _progress(source: Source, hidden: bool = False) -> Iterator[Iterator[pd.DataFrame]]:
+    """Parts of a table, with a bar on a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.fields[rows]:,} rows"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    is_hidden = hidden or not sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=is_hidden) as progress:
+        task = progress.add_task("", total=None, rows=0)
+
+        def parts() -> Iterator[pd.DataFrame]:
+            rows = 0
+            for part in source.frames():
+                yield part
+                rows += len(part)
+                fraction = source.fraction_read
+                progress.update(task, total=fraction and 1, completed=fraction or 0, rows=rows)
+
+        yield parts()
+
+
+def _evaluated(
+    model: TableModel,
+    parts: Iterable[pd.DataFrame],
+    level: float,
+    source: Source | None = None,
+) -> Evaluation:
+    from mpgelu.evaluation import Evaluation
+    from mpgelu.model import rows_with_target
+
+    notes, found = _Notes(), []
+    for part in parts:
+        known, actual = rows_with_target(part, model.target)
+        encoded = model.encoder.encode(known)
+        notes.add(encoded)
+        if len(known):
+            found.append(model.evaluate(encoded, actual, level))
+    if not found:
+        raise DataError(f"no row has a target {model.target!r}; there is nothing to compare with")
+    if source is not None:
+        notes.tell(source)
+    return Evaluation.concatenate(found)
+
+
+def _with_target(model: TableModel, part: pd.DataFrame) -> pd.DataFrame:
+    from mpgelu.model import rows_with_target
+
+    return rows_with_target(part, model.target)[0]
+
+
+def _check_level(model: TableModel, level: float) -> None:
+    """Refuse a level before any work is done."""
+    from mpgelu import conformal
+
+    if not 0 < level < 1:
+        raise InputError(f"--level: must lie strictly between 0 and 1, got {level:g}; 90 % is 0.9")
+    if model.regressor.calibration_scores_ is not None:
+        conformal.quantile(model.regressor.calibration_scores_, level)
+
+
+def _kept(part: pd.DataFrame, keep: list[str], prefix: str) -> pd.DataFrame:
+    """The input columns that are copied to the output."""
+    from mpgelu.model import OUTPUTS, check_column
+
+    names = list(part) if "all" in keep and "all" not in part else list(dict.fromkeys(keep))
+    for name in names:
+        check_column(str(name), list(map(str, part)))
+    if twice := [name for name in names if name in {prefix + output for output in OUTPUTS}]:
+        raise InputError(f"--keep: the table has a column {twice[0]!r} already; give --prefix, for example predicted_")
+    return part[names]
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    try:
+        layers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        layers = ()
+    if not layers or min(layers) < 1:
+        raise InputError(f"--hidden: wants whole numbers separated by commas, such as 48,48, got {text!r}")
+    return layers
+
+
+def _print_columns(encoder: TableEncoder) -> None:
+    rows = {column.name: column.told for column in encoder.columns}
+    rows |= {name: f"not used: {reason}" for name, reason in encoder.dropped.items()}
+    width = max(map(len, rows))
+    for name, what in rows.items():
+        typer.echo(f"  {name:{width}}  {what}")
+
+
+def _print_training(model: TableModel) -> None:
+    import math
+
+    average = -math.log(float(model.regressor.ensemble_.target_scale)) - 0.5 * math.log(2 * math.pi * math.e)
+    typer.echo(
+        f"trained on {model.rows:,} rows; log-likelihood of held-out rows {model.regressor.score_:.3f} "
+        f"(predicting the average: {average:.3f})"
+    )
+    scores = model.regressor.calibration_scores_
+    if scores is not None:
+        typer.echo(f"intervals calibrated on {len(scores):,} further rows")
+
+
+def _print_scores(model: TableModel, evaluation: Evaluation, level: float) -> dict[str, dict[str, float]]:
+    from mpgelu.evaluation import headlines
+
+    scores = {
+        "model": evaluation.scores(),
+        "average": model.average(evaluation.actual, level).scores(),
+    }
+    ours, average = (headlines(part, level) for part in scores.values())
+    width = max(map(len, ours))
+    typer.echo(f"{'':{width}}  {'model':>12}  {'predicting the average':>22}")
+    for name in ours:
+        typer.echo(f"{name:{width}}  {ours[name]:>12}  {average[name]:>22}")
+    return scores
+
+
+def _warn(message: str) -> None:
+    typer.echo(f"warning: {message}", err=True)

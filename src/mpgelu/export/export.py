@@ -1,0 +1,113 @@
+"""One file that holds everything between raw features and the predictive distribution."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from mpgelu.ensemble import Ensemble
+from mpgelu.errors import InputError
+from mpgelu.estimator import MPGELURegressor
+from mpgelu.files import write_atomically
+from mpgelu.likelihood import Gaussian, HeteroscedasticGaussian
+from mpgelu.parts import Parts, parts_of
+from mpgelu.stacking import Covariance
+
+_ROUNDING = 1e-7  # of a standardised feature
+_NODES = 32  # components of each network's mixture over the noise, as in the library
+
+
+def export_onnx(
+    model: MPGELURegressor | Ensemble | nn.Module,
+    path: str | os.PathLike[str],
+    levels: Sequence[float] = (0.05, 0.5, 0.95),
+    *,
+    features: int | Sequence[str] | None = None,
+    likelihood: Gaussian | HeteroscedasticGaussian | None = None,
+    covariance: Covariance = "exact",
+) -> None:
+    """Write a model as one ONNX graph, which onnxruntime runs without torch and without this library.
+
+    The graph takes ``features``, raw ones, float32 ``(rows, n)``, any number of rows at a time. Scales, networks,
+    moments and likelihood are inside. It gives, float32 and in the unit of the target, ``mean``, ``stddev``,
+    ``epistemic`` and ``aleatoric`` (variances), each ``(rows,)``, and ``quantiles`` ``(rows, len(levels))``. Its
+    metadata hold the texts ``feature_names`` and ``levels``, both JSON, and ``version``.
+
+    The numbers are the library's to float32 rounding. Quantiles are roots of the distribution function of the same
+    mixture; at levels below 0.001 or above 0.999 rounding leaves them fewer digits.
+
+    Networks of linear layers, dropout and MP-GELU become a graph made for them; others are traced by torch, which
+    takes longer and gives more nodes.
+
+    Args:
+        model: a fitted estimator, its ensemble, or a network.
+        path: of the file.
+        levels: probabilities of the quantiles, strictly between 0 and 1; may be empty.
+        features: names of the features, or how many; estimators and networks with a linear layer know how many.
+        likelihood: of a network; by default heteroscedastic for two outputs, Gaussian of unit noise for one.
+        covariance: how a network propagates moments; an estimator or ensemble knows.
+
+    Example:
+        >>> import mpgelu, numpy, onnxruntime
+        >>> path = getfixture("tmp_path") / "network.onnx"
+        >>> export_onnx(mpgelu.network(3), path)
+        >>> session = onnxruntime.InferenceSession(path)
+        >>> mean, stddev = session.run(["mean", "stddev"], {"features": numpy.zeros((7, 3), "float32")})
+        >>> stddev.shape
+        (7,)
+    """
+    levels = [float(level) for level in levels]
+    if not all(0 < level < 1 for level in levels):
+        raise InputError(f"export_onnx: levels must lie strictly between 0 and 1, got {levels}")
+    try:
+        from mpgelu.export.distribution import distribution
+        from mpgelu.export.graph import Graph
+    except ImportError as error:
+        raise InputError(f"export_onnx: needs the package {error.name}; pip install 'mpgelu[onnx]'") from error
+    parts = parts_of("export_onnx", model, features=features, likelihood=likelihood, covariance=covariance)
+    graph = Graph()
+    x = _standardised(graph.value("features"), parts)
+    noise = None
+    if isinstance(parts.likelihood, Gaussian):
+        noise = parts.likelihood.noise_variance.item() * parts.target_scale**2
+    found = distribution(_outputs(x, parts), parts.weights.numpy(), noise, levels, _NODES)
+    results: dict[str, Any] = {"mean": (found.mean + parts.target_mean, ["rows"])}
+    results |= {name: (getattr(found, name), ["rows"]) for name in ("stddev", "epistemic", "aleatoric")}
+    if found.quantiles is not None:
+        results["quantiles"] = (found.quantiles + parts.target_mean, ["rows", len(levels)])
+    about = {
+        "feature_names": json.dumps(list(parts.feature_names)),
+        "levels": json.dumps(levels),
+        "version": version("mpgelu"),
+    }
+    content = graph.model({"features": ["rows", len(parts.feature_names)]}, results, about).SerializeToString()
+    write_atomically(Path(path), content)
+
+
+def _standardised(features: Any, parts: Parts) -> Any:
+    """In units of their scales; where float32 rounds a mean, the rest is subtracted from the difference."""
+    mean, scale = parts.feature_mean.numpy(), parts.feature_scale.numpy()
+    rest = (mean - mean.astype(np.float32)) / scale
+    x = (features - mean) * (1 / scale)
+    return x - rest if np.abs(rest).max() > _ROUNDING else x
+
+
+def _outputs(x: Any, parts: Parts) -> Any:
+    """Moments of the networks' outputs in the target's unit: the mean times its scale, the log-variance shifted."""
+    from mpgelu.export import perceptron, traced
+
+    two = isinstance(parts.likelihood, HeteroscedasticGaussian)
+    scale = np.array([parts.target_scale, 1.0] if two else [parts.target_scale])
+    shift = np.array([0.0, 2 * np.log(parts.target_scale)] if two else [0.0])
+    layers = perceptron.layers_of(parts.networks)
+    if layers is None:
+        return traced.outputs(x, parts.networks, parts.covariance, scale, shift)
+    layers = [*layers[:-1], layers[-1].scaled(scale, shift)]
+    return (perceptron.exact if parts.covariance == "exact" else perceptron.diagonal)(x, layers)

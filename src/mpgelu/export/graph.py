@@ -1,0 +1,191 @@
+"""Writing ONNX graphs as formulas: values with operators, each of which becomes one node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import ArrayLike
+from onnx import TensorProto, helper, numpy_helper
+
+OPSET = 20
+_IR_VERSION = 10  # that of opset 20; a newer one would lock out runtimes that could run the graph
+
+
+class Graph:
+    """Nodes and constants of one ONNX graph in the making.
+
+    Args:
+        outer: the graph whose loop this is the body of; constants are kept there.
+    """
+
+    def __init__(self, outer: Graph | None = None) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: dict[str, onnx.TensorProto] = {} if outer is None else outer.constants
+        self._names: list[None] = [] if outer is None else outer._names  # as long as the names given so far
+
+    def value(self, name: str) -> Value:
+        """The value of that name: an input, or what a node added by hand gives."""
+        return Value(self, name)
+
+    def constant(self, array: ArrayLike) -> Value:
+        """Numbers as float32, whole numbers as int64, truth values as they are."""
+        array = np.asarray(array)
+        kind = {"f": np.float32, "i": np.int64}.get(array.dtype.kind, array.dtype)
+        name = self.new_name()
+        self.constants[name] = numpy_helper.from_array(array.astype(kind), name)
+        return Value(self, name)
+
+    def op(self, kind: str, *inputs: Value | ArrayLike, **attributes: Any) -> Value:
+        """Add a node with one output."""
+        return self.ops(kind, 1, *inputs, **attributes)[0]
+
+    def ops(self, kind: str, count: int, *inputs: Value | ArrayLike, **attributes: Any) -> tuple[Value, ...]:
+        """Add a node with several outputs."""
+        names = [part.name if isinstance(part, Value) else self.constant(part).name for part in inputs]
+        outputs = [self.new_name() for _ in range(count)]
+        self.nodes.append(helper.make_node(kind, names, outputs, **attributes))
+        return tuple(Value(self, name) for name in outputs)
+
+    def loop(
+        self, body: Callable[[Graph, Sequence[Value]], tuple[Value, Sequence[Value]]], most: int, start: Sequence[Value]
+    ) -> tuple[Value, ...]:
+        """Repeat ``body``, from values to whether to go on and new values, at most so many times."""
+        inner = Graph(self)
+        count, go_on = inner.new_name(), inner.new_name()
+        inputs = [inner.value(inner.new_name()) for _ in start]
+        condition, results = body(inner, inputs)
+        subgraph = helper.make_graph(
+            inner.nodes,
+            "body",
+            [
+                helper.make_tensor_value_info(count, TensorProto.INT64, []),
+                helper.make_tensor_value_info(go_on, TensorProto.BOOL, []),
+                *(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, None) for value in inputs),
+            ],
+            [
+                helper.make_tensor_value_info(condition.name, TensorProto.BOOL, []),
+                *(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, None) for value in results),
+            ],
+        )
+        return self.ops("Loop", len(start), most, True, *start, body=subgraph)
+
+    def include(self, model: onnx.ModelProto, *inputs: Value) -> list[Value]:
+        """All of another model's nodes, applied to these values; gives its outputs."""
+        names = {part.name: value.name for part, value in zip(model.graph.input, inputs, strict=True)}
+
+        def renamed(name: str) -> str:
+            return names.setdefault(name, self.new_name()) if name else name
+
+        for tensor in model.graph.initializer:
+            copy = onnx.TensorProto()
+            copy.CopyFrom(tensor)
+            copy.name = renamed(tensor.name)
+            self.constants[copy.name] = copy
+        for node in model.graph.node:
+            inside = onnx.NodeProto()
+            inside.CopyFrom(node)
+            inside.name = ""
+            inside.input[:] = [renamed(name) for name in node.input]
+            inside.output[:] = [renamed(name) for name in node.output]
+            self.nodes.append(inside)
+        return [self.value(renamed(part.name)) for part in model.graph.output]
+
+    def model(
+        self,
+        inputs: Mapping[str, Sequence[str | int]],
+        outputs: Mapping[str, tuple[Value, Sequence[str | int]]],
+        metadata: Mapping[str, str],
+    ) -> onnx.ModelProto:
+        """The finished, checked model; every value is float32.
+
+        Args:
+            inputs: shape of each; a name stands for a size known when the graph runs.
+            outputs: value and shape of each.
+            metadata: texts kept with the graph.
+        """
+        final = [helper.make_node("Identity", [value.name], [name]) for name, (value, _) in outputs.items()]
+        graph = helper.make_graph(
+            [*self.nodes, *final],
+            "mpgelu",
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, (_, shape) in outputs.items()],
+            list(self.constants.values()),
+        )
+        model = helper.make_model(
+            graph, producer_name="mpgelu", ir_version=_IR_VERSION, opset_imports=[helper.make_opsetid("", OPSET)]
+        )
+        helper.set_model_props(model, dict(metadata))
+        onnx.checker.check_model(model, full_check=True)
+        return model
+
+    def new_name(self) -> str:
+        """A name that nothing else in the graph has."""
+        self._names.append(None)
+        return f"v{len(self._names)}"
+
+
+class Value:
+    """What one node gives; operators and methods add further nodes.
+
+    Args:
+        graph: that it belongs to.
+        name: of the value in the graph.
+    """
+
+    def __init__(self, graph: Graph, name: str) -> None:
+        self.graph, self.name = graph, name
+
+    def op(self, kind: str, *others: Value | ArrayLike, **attributes: Any) -> Value:
+        """A node with this value as its first input."""
+        return self.graph.op(kind, self, *others, **attributes)
+
+    def __add__(self, other: Value | ArrayLike) -> Value:
+        """The sum."""
+        return self.op("Add", other)
+
+    def __sub__(self, other: Value | ArrayLike) -> Value:
+        """The difference."""
+        return self.op("Sub", other)
+
+    def __rsub__(self, other: ArrayLike) -> Value:
+        """The difference from a constant."""
+        return self.graph.op("Sub", other, self)
+
+    def __mul__(self, other: Value | ArrayLike) -> Value:
+        """The product."""
+        return self.op("Mul", other)
+
+    def __truediv__(self, other: Value | ArrayLike) -> Value:
+        """The quotient."""
+        return self.op("Div", other)
+
+    def __matmul__(self, other: Value | ArrayLike) -> Value:
+        """The matrix product."""
+        return self.op("MatMul", other)
+
+    def square(self) -> Value:
+        """The square."""
+        return self * self
+
+    def sqrt(self) -> Value:
+        """The root."""
+        return self.op("Sqrt")
+
+    def exp(self) -> Value:
+        """The exponential."""
+        return self.op("Exp")
+
+    def unsqueeze(self, axis: int) -> Value:
+        """With a new dimension of size one."""
+        return self.op("Unsqueeze", [axis])
+
+    def take(self, index: int, axis: int = -1) -> Value:
+        """One entry of a dimension, which vanishes."""
+        return self.op("Gather", index, axis=axis)
+
+    def sum(self, axis: int) -> Value:
+        """Sum over a dimension, which vanishes."""
+        return self.op("ReduceSum", [axis], keepdims=0)

@@ -1,0 +1,128 @@
+"""Cells of one column as text, as numbers, or as missing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from mpgelu.errors import DataError
+
+MISSING = frozenset(
+    ["", "?", "NA", "N/A", "n/a", "#N/A", "#NA", "<NA>", "NaN", "nan", "-nan", "NULL", "null", "None", "NaT"]
+)
+_LARGEST = 1e150  # the square of more is not a number any more
+_DATE = re.compile(
+    r"\d{4}-\d{1,2}-\d{1,2}([ T]\d.*)?|\d{4}/\d{1,2}/\d{1,2}( \d.*)?|\d{1,2}([/.-])\d{1,2}\3\d{2,4}( \d.*)?"
+    r"|\d{1,2}[ -][A-Za-z]{3,9}\.?[ -]\d{2,4}|[A-Za-z]{3,9}\.? \d{1,2},? \d{4}|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
+)
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
+_EXAMPLES = 200
+
+
+class CellError(DataError):
+    """What is wrong with a column or one cell of it; whoever knows the file says where that stands.
+
+    Args:
+        problem: what is wrong and what to do.
+        column: its name.
+        row: its number from 0, if one cell is meant.
+    """
+
+    def __init__(self, problem: str, column: str, row: int | None = None) -> None:
+        at = "" if row is None else f", row {row + 1}"
+        super().__init__(f"column {column!r}{at}: {problem}")
+        self.problem, self.column, self.row = problem, column, row
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """One column, looked at both ways.
+
+    Args:
+        name: of the column.
+        rows: number of each row in its file, from 0.
+        text: what stands there, without blanks around it; empty where a column of numbers lacks one.
+        values: as numbers; NaN where missing or no number.
+        missing: which cells are.
+    """
+
+    name: str
+    rows: NDArray[np.int64]
+    text: pd.Series[Any]
+    values: NDArray[np.float64]
+    missing: NDArray[np.bool_]
+
+    @staticmethod
+    def of(column: pd.Series[Any]) -> Cells:
+        """Look at a column of any type."""
+        name, rows = str(column.name), np.arange(len(column))
+        if pd.api.types.is_integer_dtype(column.index):
+            rows = column.index.to_numpy(dtype=np.int64)
+        if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
+            values = column.to_numpy(dtype=np.float64, na_value=np.nan)
+            return Cells(name, rows, column, values, np.isnan(values))
+        if column.dtype != "str":
+            column = column.astype(object).where(column.notna(), "").astype("str")
+        text = column.fillna("").str.strip()
+        values = pd.to_numeric(text, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        return Cells(name, rows, text, values, text.isin(MISSING).to_numpy(dtype=bool))
+
+    @property
+    def words(self) -> NDArray[np.bool_]:
+        """Which cells hold something that is no number."""
+        return np.isnan(self.values) & ~self.missing
+
+    def numbers(self) -> NDArray[np.float64]:
+        """The values, NaN where missing.
+
+        Raises:
+            CellError: A cell holds a word, or a number too large to compute with.
+        """
+        if (words := np.flatnonzero(self.words)).size:
+            raise self.error(words, "{} is not a number")
+        if (large := np.flatnonzero(np.abs(self.values) > _LARGEST)).size:
+            raise self.error(large, "{} is infinite or too large; put a finite number there, or leave out the row")
+        return self.values
+
+    def categories(self) -> pd.Series[Any]:
+        """The cells as text, empty where missing."""
+        text = self.text if self.text.dtype == "str" else self.text.astype(object).astype("str")
+        return text.where(~self.missing, "")
+
+    def error(self, positions: NDArray[np.int64], problem: str) -> CellError:
+        """The error of the first of the given cells."""
+        first = int(positions[0])
+        return CellError(problem.format(repr(str(self.text.iloc[first]))), self.name, int(self.rows[first]))
+
+    def check_readable(self) -> None:
+        """Refuse a column of words that were probably not meant as categories.
+
+        Raises:
+            CellError: Dates, decimal commas, or words among numbers.
+        """
+        words = self.text[self.words]
+        examples = words.drop_duplicates().head(_EXAMPLES)
+        if _mostly(examples, _DATE):
+            raise CellError(
+                f"holds dates or times such as {str(words.iloc[0])!r}; turn them into numbers first (year, month, "
+                f"weekday, days since a start), or leave the column out with --drop {self.name!r}",
+                self.name,
+            )
+        if _mostly(examples, _DECIMAL_COMMA):
+            raise self.error(np.flatnonzero(self.words), "{} has a decimal comma; write numbers with a point")
+        if 2 * len(words) < np.sum(~self.missing):
+            raise self.error(
+                np.flatnonzero(self.words),
+                "{} is not a number, as most of this column are; "
+                f"correct the cell, or give --categorical {self.name!r} if these are names",
+            )
+
+
+def _mostly(examples: pd.Series[Any], pattern: re.Pattern[str]) -> bool:
+    matches = sum(pattern.fullmatch(str(example)) is not None for example in examples)
+    return matches > 0.8 * len(examples)

@@ -1,0 +1,101 @@
+"""``mpgelu export``, ``explain`` and ``verify`` from saved model and CSV to files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pandas as pd
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import mpgelu as mp
+from mpgelu.cli import deploy
+from mpgelu.errors import DataError, InputError
+
+app = typer.Typer()
+for command in (deploy.export, deploy.explain, deploy.verify):
+    app.command()(command)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved model and a table with a column more than its features."""
+    folder = tmp_path_factory.mktemp("deploy")
+    generator = np.random.default_rng(0)
+    X = pd.DataFrame(generator.normal(size=(120, 2)), columns=["a", "b"])
+    y = X.a + generator.normal(size=120)
+    model = mp.MPGELURegressor((6,), rate=0.1, steps=100, members=2, random_state=0, covariance="exact").fit(X, y)
+    model.save(folder / "model.mpgelu")
+    X.assign(y=y).iloc[:, ::-1].to_csv(folder / "data.csv", index=False)
+    return folder
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_export(folder: Path, tmp_path: Path) -> None:
+    result = run("export", folder / "model.mpgelu", "--onnx", tmp_path / "m.onnx", "--levels", "0.1,0.9")
+    assert result.exit_code == 0, result.output
+    X = pd.read_csv(folder / "data.csv")[["a", "b"]]
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+    mean, quantiles = session.run(["mean", "quantiles"], {"features": X.to_numpy(np.float32)})
+    model = mp.load(folder / "model.mpgelu")
+    np.testing.assert_allclose(mean, model.predict(X), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(quantiles, model.predict_quantile(X, [0.1, 0.9]), rtol=1e-4, atol=1e-4)
+
+
+def test_explain(folder: Path, tmp_path: Path) -> None:
+    paths = tmp_path / "out.csv", tmp_path / "figure.png"
+    options = ("-o", paths[0], "--plot", paths[1], "--input-std", "a=0.5")
+    result = run("explain", folder / "model.mpgelu", folder / "data.csv", *options)
+    assert result.exit_code == 0, result.output
+    frame = pd.read_csv(paths[0])
+    X = pd.read_csv(folder / "data.csv")[["a", "b"]]
+    _, stddev = mp.load(folder / "model.mpgelu").predict(X, return_std=True, input_std=[0.5, 0.0])
+    np.testing.assert_allclose(frame.groupby("row").variance.sum(), stddev**2, rtol=1e-5)
+    assert paths[1].read_bytes().startswith(b"\x89PNG")
+    assert "of the variance of all rows" in result.output
+    assert all(kind in result.output for kind in ("noise", "input", "dropout", "mpgelu", "disagreement"))
+
+
+def test_verify(folder: Path) -> None:
+    result = run("verify", folder / "model.mpgelu", folder / "data.csv", "--rows", 5, "--draws", 4000, "--networks", 2)
+    assert result.exit_code == 0, result.output
+    assert "4000 draws, 5 rows" in result.output
+    assert "Means and covariances agree with sampling at every layer." in result.output
+    assert "skew" in result.output
+    model = mp.load(folder / "model.mpgelu")
+    model.ensemble_.covariance = "diagonal"
+    audit = mp.verify(model, pd.read_csv(folder / "data.csv")[["a", "b"]][:3], draws=4000)
+    assert not audit.passed
+    assert "Means or covariances disagree with sampling" in audit.words()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a,c\n1,2\n", "has no column 'b'; the model wants a, b"),
+        ("a,b\n1,x\n", "column 'b' holds something other than numbers"),
+        ("a,b\n1,\n", "cells without a number"),
+        ("a,b\n", "no rows|something other than numbers"),
+        ("", "cannot read .* as CSV"),
+    ],
+)
+def test_bad_tables(content: str, message: str, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.csv").write_text(content)
+    with pytest.raises(DataError, match=message):
+        deploy._read(folder / "model.mpgelu", tmp_path / "bad.csv")
+
+
+def test_bad_options(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--levels: wants numbers separated by commas, got 'x'"):
+        deploy.export(folder / "model.mpgelu", tmp_path / "m.onnx", "x")
+    with pytest.raises(InputError, match="the model has no feature 'z'; it has a, b"):
+        deploy._errors("z=1", ["a", "b"])
+    with pytest.raises(InputError, match=r"wants pairs such as a=0\.1, got 'a'"):
+        deploy._errors("a", ["a", "b"])
