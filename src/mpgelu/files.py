@@ -6,7 +6,26 @@ import os
 import threading
 from pathlib import Path
 
-from mpgelu.errors import DataError
+from mpgelu.errors import DataError, InputError
+
+
+def write_between(path: Path, name: str, text: str) -> None:
+    """Replace what a file holds between the marks ``<!-- name:start -->`` and ``<!-- name:end -->``.
+
+    Args:
+        path: for example a README.
+        name: of the marks.
+        text: to stand between them, on lines of its own.
+
+    Raises:
+        InputError: The file has no such marks.
+    """
+    start, end = f"<!-- {name}:start -->", f"<!-- {name}:end -->"
+    content = path.read_text(encoding="utf-8")
+    if start not in content or end not in content:
+        raise InputError(f"{name}: {path} has no marks {start} and {end} to write the table between")
+    before, after = content[: content.index(start)], content[content.index(end) :]
+    write_atomically(path, f"{before}{start}\n{text}\n{after}")
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

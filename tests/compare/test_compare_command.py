@@ -100,3 +100,14 @@ def test_a_folder_that_cannot_be_made_is_refused_before_training(compare: Comman
     error = compare("--methods", "mc-dropout", output=tmp_path / "file" / "out").exception
     assert isinstance(error, InputError)
     assert str(error).startswith("--output: cannot create the folder")
+
+
+def test_the_readme_gets_the_log_likelihoods(compare: Command, tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- compare:start -->\nold\n<!-- compare:end -->\nafter\n")
+    assert compare("--methods", "mc-dropout", "--splits", "2", "--readme", readme).exit_code == 0
+    text = readme.read_text()
+    assert text.startswith("before\n<!-- compare:start -->\n|  | yacht |")
+    assert "MC dropout, 50 samples" in text
+    assert "old" not in text
+    assert text.endswith("<!-- compare:end -->\nafter\n")

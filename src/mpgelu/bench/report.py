@@ -16,8 +16,7 @@ from matplotlib.ticker import StrMethodFormatter
 
 from mpgelu import native
 from mpgelu.bench.sections import Rows
-from mpgelu.errors import InputError
-from mpgelu.files import write_atomically
+from mpgelu.files import write_atomically, write_between
 
 Results = dict[str, Any]
 
@@ -161,17 +160,12 @@ def write_json(results: Results, path: Path) -> None:
 
 def update_readme(results: Results, readme: Path) -> None:
     """Replace the table between the README's ``bench`` marks by the measured one."""
-    start, end = "<!-- bench:start -->", "<!-- bench:end -->"
-    text = readme.read_text(encoding="utf-8")
-    if start not in text or end not in text:
-        raise InputError(f"bench: {readme} has no marks {start} and {end} to write the table between")
     widths = sorted({row["width"] for row in results["inference"]})
     names = ["deterministic", _DIAGONAL, _EXACT, "MP-GELU full (n x n)", "ReLU full, DVI", _PAPER, _MC]
     ms = {(row["method"], row["width"]): row["ms"] for row in results["inference"]}
     rows = [{"milliseconds": name} | {f"n = {width}": ms.get((name, width), "-") for width in widths} for name in names]
     rows_told = f"{results['rows']} rows, {results['features']} features, two hidden layers of n units, float32. "
-    new = f"{start}\n{rows_told}{_where(results)}\n\n{markdown(rows)}\n{end}"
-    write_atomically(readme, text[: text.index(start)] + new + text[text.index(end) + len(end) :])
+    write_between(readme, "bench", f"{rows_told}{_where(results)}\n\n{markdown(rows)}")
 
 
 def _where(results: Results) -> str:

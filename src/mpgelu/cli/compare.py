@@ -24,6 +24,7 @@ def compare(
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes, one thread each.")] = 1,
     data: Data = None,
     tables_only: Annotated[bool, typer.Option(help="Run nothing; rewrite the tables from the records.")] = False,
+    readme: Annotated[Path | None, typer.Option(help="Write the log-likelihoods into this file too.")] = None,
 ) -> None:
     """Set our estimator beside other methods on the published splits of the UCI data sets.
 
@@ -33,7 +34,7 @@ def compare(
     Example: mpgelu compare --datasets boston,yacht --methods mpgelu,deep-ensemble --splits 5
     """
     from mpgelu.compare.methods import METHODS
-    from mpgelu.compare.report import write_report
+    from mpgelu.compare.report import update_readme, write_report
     from mpgelu.compare.run import run, tasks
 
     names, known = uci_names(datasets), chosen("methods", methods, tuple(METHODS))
@@ -48,6 +49,8 @@ def compare(
             typer.echo(f"stopped; what was finished is in {path}, the same command goes on from there", err=True)
             raise typer.Exit(130) from None
     write_report(path, output)
+    if readme is not None:
+        update_readme(path, readme)
     typer.echo(f"tables: {output / 'compare.md'}")
 
 

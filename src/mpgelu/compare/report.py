@@ -28,7 +28,7 @@ from mpgelu.experiments.layout import MISSING, markdown
 from mpgelu.experiments.paired import TEST_TO_TRAIN
 from mpgelu.experiments.store import Store
 from mpgelu.experiments.uci import LARGE
-from mpgelu.files import write_atomically
+from mpgelu.files import write_atomically, write_between
 
 NEW_ROWS = "wine, new rows"
 COLUMNS = (*sorted({*UCI_NAMES, NEW_ROWS} - {*LARGE}), *LARGE)  # small sets first
@@ -173,6 +173,18 @@ def write_report(store_path: str | os.PathLike[str], out_folder: str | os.PathLi
     write_atomically(folder / "compare.csv", summary.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
     write_atomically(folder / "compare.md", page(frame))
     write_atomically(folder / "compare.png", draw(summary))
+
+
+def update_readme(store_path: str | os.PathLike[str], readme: Path) -> None:
+    """Write the log-likelihoods of all splits between the marks ``compare`` of a README.
+
+    Args:
+        store_path: A file of records, see `Store`.
+        readme: The file.
+    """
+    summary = summarise(Store(store_path).frame())
+    table = _section(TABLES[0], summary[(summary["part"] == "all") & (summary["dataset"] != NEW_ROWS)])
+    write_between(readme, "compare", table.split("\n\n", 1)[1].strip())
 
 
 def page(frame: pd.DataFrame) -> str:
