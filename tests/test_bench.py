@@ -78,5 +78,6 @@ def test_targets_are_ratios_of_one_run() -> None:
 def test_a_readme_without_marks_is_refused(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("nothing here")
+    environment = {"environment": report.environment(threads=1)}
     with pytest.raises(InputError, match=r"README.md has no marks <!-- bench:start -->"):
-        report.update_readme({"inference": []}, readme)
+        report.update_readme({"inference": [], "rows": 1, "features": 1, "rounds": 1} | environment, readme)

@@ -272,6 +272,12 @@ def test_checkpoints_give_the_finished_model_at_once(tmp_path: Path) -> None:
         clone(model).set_params(random_state=None).fit(X, y)
 
 
+@pytest.mark.parametrize(("rows", "members"), [(399, 10), (400, 5), (3, 3)])
+def test_few_rows_get_more_members(rows: int, members: int) -> None:
+    model = MPGELURegressor(**QUICK | {"members": None, "steps": 2}).fit(*table(rows))
+    assert len(model.networks_) == 2 * members
+
+
 def test_epochs_limit_the_steps() -> None:
     X, y = table(100)
     assert MPGELURegressor(**QUICK, batch_size=20, max_epochs=3).fit(X, y).n_iter_ == 12

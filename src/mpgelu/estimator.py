@@ -32,6 +32,7 @@ _ROWS_AT_ONCE = 1024
 _FARTHEST = 1e15  # standard deviations from the training data, beyond which float32 would overflow in the networks
 _SMALLEST_SCALE = 1e-12  # relative to the mean: a feature that varies less is constant
 _BATCH_SIZES = (32, 256)
+_MEMBERS, _FEW_ROWS = 5, 400
 _ROWS_PER_BATCH_ROW = 128
 
 Array = NDArray[np.float64]
@@ -47,7 +48,8 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     Args:
         hidden: units of each hidden layer.
         rate: dropout rate; ``None`` stacks networks of :data:`RATES`, a sequence those of the given rates.
-        members: networks for each rate, each of which leaves out another fold of the rows.
+        members: networks for each rate, each of which leaves out another fold of the rows; ``None`` takes 5, and 10
+            below 400 rows, of which a fifth is too much to leave out.
         covariance: ``"exact"`` or ``"diagonal"`` moments in predictions; diagonal ones are several times faster.
             ``"auto"`` takes exact ones unless they predict the held-out folds worse.
         train_covariance: ``"exact"`` or ``"diagonal"`` moments in training; exact ones take several times as long.
@@ -89,7 +91,7 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         hidden: Sequence[int] = (48, 48),
         *,
         rate: float | Sequence[float] | None = None,
-        members: int = 5,
+        members: int | None = None,
         covariance: Covariance | Literal["auto"] = "auto",
         train_covariance: Covariance = "diagonal",
         noise: Noise = "heteroscedastic",
@@ -305,9 +307,8 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 "MPGELURegressor: checkpoint needs a whole number as random_state, by which a fit that is resumed is "
                 f"known to be the same, got {self.random_state!r}"
             )
-        for name in ("members", "steps"):
-            _check_positive(name, getattr(self, name))
-        for name in ("max_epochs", "batch_size"):
+        _check_positive("steps", self.steps)
+        for name in ("members", "max_epochs", "batch_size"):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
         if not self.learning_rate > 0 or not self.beta >= 0:
@@ -319,7 +320,7 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             if getattr(self, name) not in choices:
                 wanted = " or ".join(map(repr, choices))
                 raise InputError(f"MPGELURegressor: {name} must be {wanted}, got {getattr(self, name)!r}")
-        members = min(int(self.members), rows)
+        members = min(self.members or (_MEMBERS if rows >= _FEW_ROWS else 2 * _MEMBERS), rows)
         batch_size = self.batch_size or int(np.clip(rows // _ROWS_PER_BATCH_ROW, *_BATCH_SIZES))
         steps = int(self.steps)
         if self.max_epochs is not None:
