@@ -105,7 +105,6 @@ class TableModel:
         regressor = MPGELURegressor(**settings).fit(X[kept], y[kept])
         if len(held):
             regressor.calibrate(X[held], y[held])
-        regressor.feature_names_in_ = np.array(encoder.features, dtype=object)  # for whoever explains or exports it
         return cls(target, encoder, regressor, len(kept))
 
     def predict(self, rows: pd.DataFrame | Encoded, level: float = 0.9) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,14 +27,13 @@ def export(
 
     Example: mpgelu export model.mpgelu --onnx model.onnx
     """
-    from mpgelu.estimator import load
     from mpgelu.export import export_onnx
 
     try:
         numbers = [float(level) for level in levels.split(",") if level.strip()]
     except ValueError:
         raise InputError(f"--levels: wants numbers separated by commas, got {levels!r}") from None
-    export_onnx(load(model), onnx, numbers)
+    export_onnx(_load(model), onnx, numbers)
     typer.echo(f"graph: {onnx}")
 
 
@@ -91,28 +90,46 @@ def verify(
         raise typer.Exit(1)
 
 
+def _load(model: Path) -> MPGELURegressor:
+    """A saved model, with the names that a table's columns have once they are encoded."""
+    import numpy as np
+
+    from mpgelu.estimator import load
+    from mpgelu.model import TableModel
+
+    loaded = load(model)
+    if TableModel.is_at(model):
+        loaded.feature_names_in_ = np.array(TableModel.load(model).encoder.features, dtype=object)
+    return loaded
+
+
 def _read(model: Path, data: Path) -> tuple[MPGELURegressor, pd.DataFrame]:
     """A saved model and its features from a table, encoded as in training if the model is one of a table."""
     import pandas as pd
 
-    from mpgelu.estimator import load
     from mpgelu.model import TableModel
     from mpgelu.table import Source
 
-    loaded, source = load(model), Source(str(data))
+    loaded, source = _load(model), Source(str(data))
     frame = source.read()
     if TableModel.is_at(model):
-        table = TableModel.load(model)
+        encoder = TableModel.load(model).encoder
         with source.located():
-            values = table.encoder.encode(frame).X
-        return table.regressor, pd.DataFrame(values, columns=table.encoder.features)
+            values = encoder.encode(frame).X
+        return loaded, pd.DataFrame(values, columns=encoder.features)
     names = list(getattr(loaded, "feature_names_in_", frame.columns[: loaded.n_features_in_]))
     if missing := [name for name in names if name not in frame]:
         raise DataError(f"{data} has no column {missing[0]!r}; the model wants {', '.join(map(str, names))}")
     features = frame[names].apply(pd.to_numeric, errors="coerce")
+    if wrong := [name for name in names if (features[name].isna() & _filled(frame[name])).any()]:
+        raise DataError(f"{data}: column {wrong[0]!r} holds something other than numbers")
     if features.empty or features.isna().any(axis=None):
         raise DataError(f"{data} has no rows, or cells without a number in them; leave such rows out")
     return loaded, features
+
+
+def _filled(cells: pd.Series[Any]) -> pd.Series[bool]:
+    return cells.notna() & (cells.astype(str).str.strip() != "")
 
 
 def _errors(text: str, names: list[str]) -> list[float]:
