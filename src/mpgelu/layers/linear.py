@@ -12,12 +12,7 @@ from mpgelu.rules import linear
 class Linear(nn.Linear):
     """``torch.nn.Linear`` that also takes moments; see :func:`mpgelu.rules.linear`.
 
-    Args:
-        in_features: size of the input.
-        out_features: size of the output.
-        bias: whether to add a bias.
-        device: where the parameters live.
-        dtype: of the parameters.
+    Its arguments are those of torch: ``in_features``, ``out_features``, ``bias``, ``device``, ``dtype``.
     """
 
     def forward(self, input: Any) -> Any:
