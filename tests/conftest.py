@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from mpgelu import native
+from mpgelu import cli, native
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `import reference`: test folders are not packages
+
+from command_line import Command, Result
 
 
 @pytest.fixture(autouse=True)
@@ -29,3 +32,18 @@ def formulas(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
     else:
         pytest.skip("no native kernels on this machine")
+
+
+@pytest.fixture
+def mpgelu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run the command line in this process, with something on its standard input."""
+
+    def run(*arguments: object, given: str | bytes = b"") -> Result:
+        content = given.encode() if isinstance(given, str) else given
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(content))))
+        monkeypatch.setattr(sys, "argv", ["mpgelu", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return Result(stop.value.code, *capsys.readouterr())
+
+    return run

@@ -10,13 +10,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from command_line import Command
 from made_up import SPLITS, publish
-from mpgelu import cli
 from mpgelu.cli import shared
 from mpgelu.experiments import runner, uci
 from mpgelu.experiments.store import Store
@@ -27,29 +26,6 @@ TABLES = [
     "tables.csv",
     *(f"table_{n}.{end}" for n in (1, 2, 3, 4) for end in ("md", "tex")),
 ]
-
-
-@dataclass(frozen=True)
-class Result:
-    code: int | str | None
-    out: str
-    err: str
-
-
-Command = Callable[..., Result]
-
-
-@pytest.fixture
-def mpgelu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run the command line in this process."""
-
-    def run(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["mpgelu", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return Result(stop.value.code, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture

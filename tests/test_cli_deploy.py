@@ -9,16 +9,11 @@ import numpy as np
 import onnxruntime
 import pandas as pd
 import pytest
-import typer
 from typer.testing import CliRunner
 
 import mpgelu as mp
-from mpgelu.cli import deploy
+from mpgelu.cli import app, deploy
 from mpgelu.errors import DataError, InputError
-
-app = typer.Typer()
-for command in (deploy.export, deploy.explain, deploy.verify):
-    app.command()(command)
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +94,10 @@ def test_bad_options(folder: Path, tmp_path: Path) -> None:
         deploy._errors("z=1", ["a", "b"])
     with pytest.raises(InputError, match=r"wants pairs such as a=0\.1, got 'a'"):
         deploy._errors("a", ["a", "b"])
+
+
+def test_explanations_that_cannot_be_written(folder: Path) -> None:
+    inside_a_file = folder / "data.csv" / "sources.csv"
+    result = run("explain", folder / "model.mpgelu", folder / "data.csv", "-o", inside_a_file)
+    assert isinstance(result.exception, DataError)
+    assert "cannot write" in str(result.exception)

@@ -11,55 +11,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-import typer
 
+from command_line import Command, Result
 from houses import QUICK, houses
-from mpgelu import cli
-from mpgelu.cli import tables
 from mpgelu.model import OUTPUTS, TableModel
 
 COMMANDS = ("fit", "predict", "evaluate", "report", "info", "example")
 EFFORT = ("--steps", "60", "--members", "1", "--hidden", "8")
-IN_A_PROCESS = (
-    "import sys, typer; from mpgelu import cli; from mpgelu.cli import tables; cli.app = typer.Typer();"
-    f"[cli.app.command(name)(getattr(tables, name)) for name in {COMMANDS}]; cli.main()"
-)
-
-
-@dataclass(frozen=True)
-class Result:
-    code: int | str | None
-    out: str
-    err: str
-
-
-Command = Callable[..., Result]
-
-
-@pytest.fixture
-def mpgelu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run the commands in this process."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    for name in COMMANDS:
-        app.command(name)(getattr(tables, name))
-    monkeypatch.setattr(cli, "app", app)
-
-    def run(*arguments: object, given: str | bytes = b"") -> Result:
-        content = given.encode() if isinstance(given, str) else given
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(content))))
-        monkeypatch.setattr(sys, "argv", ["mpgelu", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return Result(stop.value.code, *capsys.readouterr())
-
-    return run
+IN_A_PROCESS = "from mpgelu.cli import main; main()"
 
 
 @pytest.fixture(scope="module")

@@ -9,15 +9,11 @@ from torch import Tensor, nn
 
 from mpgelu.layers import GaussianLinear, Linear
 from mpgelu.likelihood import HeteroscedasticGaussian
-from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
+from mpgelu.moments import FactoredMoments, Moments
 from mpgelu.networks import Stack, network
 from mpgelu.predictive import Predictive
-from mpgelu.stacking import Covariance
+from mpgelu.stacking import Covariance, certain
 
-_KINDS: dict[str, type[DiagonalMoments] | type[FactoredMoments]] = {
-    "exact": FactoredMoments,
-    "diagonal": DiagonalMoments,
-}
 _SCALES = ("weights", "feature_mean", "feature_scale", "target_mean", "target_scale")
 
 
@@ -82,7 +78,7 @@ class Ensemble(nn.Module):
         mean = self._for_all(self._standardised(x - self.feature_mean.to(x)))
         moments: Moments
         if input_std is None:
-            moments = _KINDS[self.covariance].certain(mean)
+            moments = certain(mean, self.covariance)
         else:
             moments = FactoredMoments.of(mean, self._for_all(self._standardised(input_std).square()))
         outputs: Moments = self.stack(moments)

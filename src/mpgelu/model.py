@@ -165,11 +165,6 @@ class TableModel:
         }
         write_arrays(Path(path), "model", arrays, about | {"table": table})
 
-    @staticmethod
-    def is_at(path: str | os.PathLike[str]) -> bool:
-        """Whether a saved model is one of a table, and not of plain numbers."""
-        return "table" in read_arrays(Path(path), "model")[1]
-
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what :meth:`save` wrote.

@@ -93,8 +93,8 @@ class Settings:
     seed: int
 
 
-def _certain(x: Tensor, covariance: str) -> Moments:
-    """Known features."""
+def certain(x: Tensor, covariance: Covariance) -> Moments:
+    """Known features, in the kind of moments of this name."""
     return (FactoredMoments if covariance == "exact" else DiagonalMoments).certain(x)
 
 
@@ -267,12 +267,14 @@ class _Batches:
         return torch.rand(self.folds.trained.shape, generator=torch.Generator().manual_seed(seed)).argsort(1)
 
 
-def _log_densities(stack: Stack, folds: _Folds, X: Tensor, y: Tensor, covariance: str, nodes: int = 32) -> Tensor:
+def _log_densities(
+    stack: Stack, folds: _Folds, X: Tensor, y: Tensor, covariance: Covariance, nodes: int = 32
+) -> Tensor:
     """Log density of its held-out rows under every network, ``(networks, rows)``."""
     parts, likelihood = [], HeteroscedasticGaussian()
     with torch.no_grad():
         for rows in torch.split(folds.held, _HELD_AT_ONCE, dim=1):
-            moments = stack(_certain(X[rows], covariance))
+            moments = stack(certain(X[rows], covariance))
             parts.append(likelihood.predictive(moments, nodes).log_prob(y[rows]))
     return torch.cat(parts, 1)
 
@@ -350,7 +352,7 @@ class _TorchSteps:
         likelihood = HeteroscedasticGaussian()
 
         def losses(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-            moments = stack(_certain(x, settings.train_covariance))
+            moments = stack(certain(x, settings.train_covariance))
             weights = weights * variance_weights(moments, settings.beta)
             return -(weights * likelihood.expected_log_prob(moments, y)).mean(-1)
 

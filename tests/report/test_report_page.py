@@ -131,7 +131,10 @@ def test_the_same_report_twice_is_the_same_file(text: str, model: TableModel, ro
 @pytest.mark.parametrize("count", [1, 2, 30])
 def test_few_rows_are_enough(count: int, model: TableModel, rows: pd.DataFrame) -> None:
     some = rows.head(count)
-    Elements(page(model, some, evaluated(model, some), 0.9, "new.csv", "model"))
+    text = page(model, some, evaluated(model, some), 0.9, "new.csv", "model")
+    Elements(text)
+    assert f"tried on {count} row" in text
+    assert "nan" not in re.sub(r"base64,[^\"]+", "", text).lower()
 
 
 def test_a_calibrated_model_shows_both_curves(rows: pd.DataFrame) -> None:

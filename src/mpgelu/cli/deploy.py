@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from mpgelu.estimator import MPGELURegressor
+    from mpgelu.table import TableEncoder
 
 Model = Annotated[Path, typer.Argument(help="A saved model.")]
 Table = Annotated[Path, typer.Argument(help="A CSV or Parquet file with the model's columns.")]
@@ -33,7 +35,7 @@ def export(
         numbers = [float(level) for level in levels.split(",") if level.strip()]
     except ValueError:
         raise InputError(f"--levels: wants numbers separated by commas, got {levels!r}") from None
-    export_onnx(_load(model), onnx, numbers)
+    export_onnx(_load(model)[0], onnx, numbers)
     typer.echo(f"graph: {onnx}")
 
 
@@ -51,14 +53,17 @@ def explain(
     Example: mpgelu explain model.mpgelu data.csv -o sources.csv --plot sources.png --input-std age=0.5
     """
     from mpgelu.attribution import attribute, plot_attribution
+    from mpgelu.files import write_atomically
 
     loaded, table = _read(model, data)
     errors = None if input_std is None else _errors(input_std, list(table.columns))
     frame = attribute(loaded, table, input_std=errors)
-    frame.to_csv(output, index=False)
+    write_atomically(output, frame.to_csv(index=False))
     typer.echo(f"sources: {output}")
     if plot is not None:
-        plot_attribution(frame).savefig(plot, dpi=150)
+        image = BytesIO()
+        plot_attribution(frame).savefig(image, dpi=150, format=plot.suffix.removeprefix(".") or "png")
+        write_atomically(plot, image.getvalue())
         typer.echo(f"figure:  {plot}")
     shares = frame.groupby("kind").variance.sum().sort_values(ascending=False) / frame.variance.sum()
     for kind, share in shares.items():
@@ -90,33 +95,34 @@ def verify(
         raise typer.Exit(1)
 
 
-def _load(model: Path) -> MPGELURegressor:
-    """A saved model, with the names that a table's columns have once they are encoded."""
+def _load(model: Path) -> tuple[MPGELURegressor, TableEncoder | None]:
+    """A saved model; one of a table with its encoder, and with the names that the encoded columns have."""
     import numpy as np
 
-    from mpgelu.estimator import load
-    from mpgelu.model import TableModel
+    from mpgelu.arrays import read_arrays
+    from mpgelu.estimator import from_description
+    from mpgelu.table import TableEncoder
 
-    loaded = load(model)
-    if TableModel.is_at(model):
-        loaded.feature_names_in_ = np.array(TableModel.load(model).encoder.features, dtype=object)
-    return loaded
+    arrays, about = read_arrays(model, "model")
+    loaded = from_description(arrays, about)
+    if "table" not in about:
+        return loaded, None
+    encoder = TableEncoder.from_description(about["table"]["encoder"])
+    loaded.feature_names_in_ = np.array(encoder.features, dtype=object)
+    return loaded, encoder
 
 
 def _read(model: Path, data: Path) -> tuple[MPGELURegressor, pd.DataFrame]:
     """A saved model and its features from a table, encoded as in training if the model is one of a table."""
     import pandas as pd
 
-    from mpgelu.model import TableModel
     from mpgelu.table import Source
 
-    loaded, source = _load(model), Source(str(data))
+    (loaded, encoder), source = _load(model), Source(str(data))
     frame = source.read()
-    if TableModel.is_at(model):
-        encoder = TableModel.load(model).encoder
+    if encoder is not None:
         with source.located():
-            values = encoder.encode(frame).X
-        return loaded, pd.DataFrame(values, columns=encoder.features)
+            return loaded, pd.DataFrame(encoder.encode(frame).X, columns=encoder.features)
     names = list(getattr(loaded, "feature_names_in_", frame.columns[: loaded.n_features_in_]))
     if missing := [name for name in names if name not in frame]:
         raise DataError(f"{data} has no column {missing[0]!r}; the model wants {', '.join(map(str, names))}")

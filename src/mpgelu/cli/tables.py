@@ -55,7 +55,9 @@ def fit(
     ] = 0.0,
     fast: Annotated[bool, typer.Option("--fast", help="A fifth of the training.")] = False,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of training. Default: 10000.")] = None,
-    members: Annotated[int, typer.Option(min=1, help="Networks for each dropout rate.")] = 5,
+    members: Annotated[
+        int | None, typer.Option(min=1, help="Networks for each dropout rate. Default: 5, or 10 below 400 rows.")
+    ] = None,
     hidden: Annotated[str, typer.Option(help="Units of each hidden layer.")] = "48,48",
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same model.")] = 0,
     checkpoint: Annotated[
