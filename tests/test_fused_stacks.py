@@ -1,9 +1,11 @@
-"""Stacks with diagonal moments run all their layers in one native call: the same numbers as the rules, one by one."""
+"""Stacks of perceptrons run all their layers in one native call: the same numbers as the rules, one by one."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from mpgelu import DiagonalMoments, FactoredMoments, Stack, native
 pytestmark = pytest.mark.skipif(not native.available(), reason="needs the native kernels, that is a C compiler")
 
 RATES = (0.0, 0.01, 0.3)
+MIXED = torch.nn.Sequential(mp.Linear(3, 4), mp.ReLU(), mp.Linear(4, 4), mp.MPGELU(), mp.Linear(4, 1))
 
 
 def outputs_and_gradients(stack: Stack, moments: DiagonalMoments) -> list[Tensor]:
@@ -25,11 +28,12 @@ def outputs_and_gradients(stack: Stack, moments: DiagonalMoments) -> list[Tensor
     return [after.mean, after.variance, *(p.grad for p in stack.parameters() if p.grad is not None)]
 
 
+@pytest.mark.parametrize("nonlinearity", ["mpgelu", "relu"])
 @pytest.mark.parametrize("hidden", [(), (5,), (20, 20), (7, 9, 16)])
 @pytest.mark.parametrize("rows", [1, 3, 33])
-def test_fused_stacks_agree_with_float64_rules(hidden: tuple[int, ...], rows: int) -> None:
+def test_fused_stacks_agree_with_float64_rules(nonlinearity: Any, hidden: tuple[int, ...], rows: int) -> None:
     torch.manual_seed(0)
-    members = [mp.network(3, hidden, rate=0.5) for _ in RATES]
+    members = [mp.network(3, hidden, rate=0.5, nonlinearity=nonlinearity) for _ in RATES]
     for member, rate in zip(members, RATES, strict=True):
         for layer in member:
             if isinstance(layer, mp.Dropout):
@@ -70,6 +74,69 @@ def test_fused_exact_covariance_agrees_with_float64_rules(hidden: tuple[int, ...
         scale = exact.covariance.abs().max().item()
         torch.testing.assert_close(fused.covariance.double(), exact.covariance, rtol=1e-4, atol=3e-6 * scale)
         assert (fused.covariance == fused.covariance.mT).all()
+
+
+def covariance_and_gradients(stack: Stack, moments: FactoredMoments) -> list[Tensor]:
+    """Mean, covariance and gradients of a function that treats every entry of the covariance differently."""
+    stack.zero_grad()
+    after = stack(moments)
+    entries = after.covariance.flatten(-2)
+    weights = torch.arange(1.0, 1 + entries.shape[-1], dtype=entries.dtype)
+    (after.mean.sin().sum() + (entries * weights).sin().sum()).backward()
+    return [after.mean, after.covariance, *(p.grad for p in stack.parameters() if p.grad is not None)]
+
+
+def full_network(nonlinearity: str, hidden: tuple[int, ...], outputs: int, rate: float) -> torch.nn.Sequential:
+    rules: dict[str, Callable[[], torch.nn.Module]] = {
+        "mpgelu": mp.MPGELU,
+        "dvi": lambda: mp.ReLU("dvi"),
+        "exact": lambda: mp.ReLU("exact"),
+    }
+    widths = [3, *hidden, outputs]
+    layers = [[mp.Dropout(rate), mp.Linear(*pair), rules[nonlinearity]()] for pair in itertools.pairwise(widths)]
+    *modules, _ = itertools.chain(*layers)
+    return torch.nn.Sequential(*modules)
+
+
+@pytest.mark.parametrize("nonlinearity", ["mpgelu", "dvi", "exact"])
+@pytest.mark.parametrize("hidden", [(), (5,), (20, 20), (7, 9, 16)])
+@pytest.mark.parametrize("rows", [1, 8, 33])
+@pytest.mark.parametrize("outputs", [1, 2, 3])
+def test_full_covariance_and_its_gradients_agree_with_float64_rules(
+    nonlinearity: str, hidden: tuple[int, ...], rows: int, outputs: int
+) -> None:
+    torch.manual_seed(0)
+    stack = Stack([full_network(nonlinearity, hidden, outputs, rate) for rate in (0.0, 0.01, 0.2)])
+    mean, variance = torch.randn(3, rows, 3), torch.rand(3, rows, 3)
+    moments = FactoredMoments.of(mean, variance)
+    assert stack._fused(moments) is not None
+    fused = covariance_and_gradients(stack, moments)
+    exact = covariance_and_gradients(stack.double(), FactoredMoments.of(mean.double(), variance.double()))
+    assert len(fused) == len(exact) == 4 + 2 * len(hidden)
+    for ours, reference in zip(fused, exact, strict=True):
+        torch.testing.assert_close(ours.double(), reference, rtol=1e-4, atol=5e-6 * reference.abs().max().item())
+
+
+@pytest.mark.parametrize("nonlinearity", ["mpgelu", "dvi", "exact"])
+def test_full_covariance_stays_finite_at_its_limits(nonlinearity: str) -> None:
+    torch.manual_seed(0)
+    stack = Stack([full_network(nonlinearity, (8, 8), 2, rate=0.0)] * 2)
+    moments = FactoredMoments.certain(torch.tensor([-1e4, 0.0, 1e4]).expand(2, 5, 3).contiguous())
+    assert all(part.isfinite().all() for part in covariance_and_gradients(stack, moments))
+
+
+@pytest.mark.parametrize("nonlinearity", ["mpgelu", "dvi", "exact"])
+def test_a_nan_reaches_only_its_own_row_and_its_model(nonlinearity: str) -> None:
+    stack = Stack([full_network(nonlinearity, (8,), 2, rate=0.1)] * 2)
+    x = torch.randn(2, 5, 3)
+    x[1, 2, 0] = torch.nan
+    mean, covariance, *gradients = covariance_and_gradients(stack, FactoredMoments(x, residual=torch.zeros_like(x)))
+    assert mean[1, 2].isnan().all()
+    assert covariance[1, 2].isnan().all()
+    assert not mean[0].isnan().any()
+    assert not mean[1, 3].isnan().any()
+    assert gradients[0][1].isnan().any()
+    assert not gradients[0][0].isnan().any()
 
 
 def test_paper_networks_with_dropout_that_is_not_rescaled() -> None:
@@ -127,7 +194,9 @@ def test_which_exact_moments_are_fused(monkeypatch: pytest.MonkeyPatch, fused: b
     stack = Stack([mp.network(3, (4,))] * 2)
     with torch.no_grad():
         assert sees_the_kernel(monkeypatch, stack, value) is fused
-    assert sees_the_kernel(monkeypatch, stack, value) is False  # gradients are wanted, which it does not have
+    assert sees_the_kernel(monkeypatch, stack, value) is fused
+    wide = Stack([mp.network(3, (40,))] * 2)
+    assert sees_the_kernel(monkeypatch, wide, value) is False  # with gradients, factors in torch are faster
 
 
 @pytest.mark.parametrize(
@@ -135,11 +204,12 @@ def test_which_exact_moments_are_fused(monkeypatch: pytest.MonkeyPatch, fused: b
     [
         (True, mp.network(3, (4,)), DiagonalMoments.certain(torch.randn(2, 5, 3))),
         (True, mp.network(3, (), rate=0), DiagonalMoments.certain(torch.randn(2, 5, 3))),
-        (False, mp.network(3, (4,)), mp.FactoredMoments.certain(torch.randn(2, 5, 3))),
         (False, mp.network(3, (4,)), torch.randn(2, 5, 3)),
         (False, mp.network(3, (4,)), DiagonalMoments.certain(torch.randn(2, 5, 3).requires_grad_())),
         (False, mp.network(3, (4,)), DiagonalMoments.certain(torch.randn(2, 3))),
-        (False, mp.network(3, (4,), nonlinearity="relu"), DiagonalMoments.certain(torch.randn(2, 5, 3))),
+        (True, mp.network(3, (4,), nonlinearity="relu"), DiagonalMoments.certain(torch.randn(2, 5, 3))),
+        (True, mp.network(3, (4,), nonlinearity="relu"), FactoredMoments.certain(torch.randn(2, 5, 3))),
+        (False, MIXED, DiagonalMoments.certain(torch.randn(2, 5, 3))),
         (False, mp.network(3, (4,), gaussian_weights=True), DiagonalMoments.certain(torch.randn(2, 5, 3))),
         (False, mp.network(3, (4,)).double(), DiagonalMoments.certain(torch.randn(2, 5, 3).double())),
     ],
@@ -158,8 +228,10 @@ def test_wrong_number_of_models_is_still_refused(kind: Any, models: int) -> None
 
 
 def test_wide_inputs_need_no_square_of_their_number() -> None:
-    stack = Stack([mp.network(5000, (4,), rate=0.1)]).requires_grad_(False)
-    assert stack(FactoredMoments.certain(torch.randn(1, 3, 5000))).covariance.isfinite().all()
+    stack = Stack([mp.network(5000, (4,), rate=0.1)])
+    for moments in (FactoredMoments.certain(torch.randn(1, 3, 5000)), DiagonalMoments.certain(torch.randn(1, 3, 5000))):
+        for needs_gradients in (True, False):
+            assert stack.requires_grad_(needs_gradients)(moments).variance.isfinite().all()
 
 
 def test_wrong_number_of_features_is_still_refused() -> None:

@@ -109,6 +109,9 @@ def _check_sizes(caller: str, *, in_features: int, outputs: int, hidden: Sequenc
             raise InputError(f"{caller}: {name} must be a positive whole number, got {size!r}")
 
 
+_WIDEST_DENSE = 32  # units up to which n x n matrices in native code train MP-GELU faster than factors in torch
+
+
 class Stack(nn.Module):
     """Several networks of one architecture that run, and train, as one.
 
@@ -177,7 +180,7 @@ class Stack(nn.Module):
 
     def _fused(self, value: DiagonalMoments | FactoredMoments) -> DiagonalMoments | FullMoments | None:
         """All layers of all networks in one native call, if there is one that can do it."""
-        networks = self.perceptron if self._perceptron else None
+        networks = self.perceptron
         if networks is None or value.mean.dim() != 3 or len(value.mean) != len(self):
             return None
         if isinstance(value, DiagonalMoments):
@@ -185,7 +188,8 @@ class Stack(nn.Module):
         else:
             variance = torch.zeros_like(value.mean) if value.residual is None else value.residual
             exactly = value.max_rank in (None, math.inf)
-            if value.blocks or not exactly or (torch.is_grad_enabled() and self._needs_gradients()):
+            dense = networks.nonlinearity == "mpgelu" and networks.need_gradients()
+            if value.blocks or not exactly or (dense and max(networks.widths[1:]) > _WIDEST_DENSE):
                 return None
         if value.features != networks.widths[0] or variance.shape != value.mean.shape:
             return None
@@ -198,24 +202,22 @@ class Stack(nn.Module):
             return DiagonalMoments(*perceptron.propagate(networks, value.mean, variance))
         return FullMoments(*perceptron.propagate_exactly(networks, value.mean, variance))
 
-    def _needs_gradients(self) -> bool:
-        return any(parameter.requires_grad for parameter in self.parameters())
-
     @property
     def perceptron(self) -> perceptron.Perceptrons | None:
-        """The networks as plain arrays, if they are linear layers with MP-GELU between them; ``None`` if not."""
-        if not self._perceptron:
+        """The networks as plain arrays, if they are linear layers with MP-GELU or ReLU between them; else ``None``."""
+        if self._perceptron is None:
             return None
+        layers, nonlinearity = self._perceptron
         parameters, buffers = self.state()
-        weights = [parameters[layer.weight] for layer in self._perceptron]
-        biases = [parameters[layer.bias] for layer in self._perceptron]
+        weights = [parameters[layer.weight] for layer in layers]
+        biases = [parameters[layer.bias] for layer in layers]
         no_dropout = weights[0].new_zeros(len(self))
-        rates = (buffers[layer.rate] if layer.rate else no_dropout for layer in self._perceptron)
-        masks = [mask_moments(rate, layer.rescale) for rate, layer in zip(rates, self._perceptron, strict=True)]
+        rates = (buffers[layer.rate] if layer.rate else no_dropout for layer in layers)
+        masks = [mask_moments(rate, layer.rescale) for rate, layer in zip(rates, layers, strict=True)]
         gains, noises = (
             torch.stack([torch.as_tensor(part) for part in parts], 1) for parts in zip(*masks, strict=True)
         )
-        return perceptron.Perceptrons(weights, biases, gains, noises)
+        return perceptron.Perceptrons(weights, biases, gains, noises, nonlinearity)
 
     def _run(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], value: Any) -> Any:
         output = functional_call(self._skeleton[0], (parameters, buffers), (value,))
@@ -242,19 +244,26 @@ class _Layer(NamedTuple):
     rescale: bool
 
 
-def _as_perceptron(network: nn.Module) -> list[_Layer]:
-    """The layers, if the network is linear layers with MP-GELU between them and dropout before any; else nothing."""
+_RELU: dict[str, perceptron.Nonlinearity] = {"dvi": "relu_dvi", "exact": "relu_exact"}
+
+
+def _as_perceptron(network: nn.Module) -> tuple[list[_Layer], perceptron.Nonlinearity] | None:
+    """The layers, if the network is linear layers with one nonlinearity between them and dropout before any."""
     layers: list[_Layer] = []
+    nonlinearities: set[perceptron.Nonlinearity] = set()
     dropout: tuple[str, bool] | None = None
     expected: tuple[type[nn.Module], ...] = (Dropout, Linear)
     for name, module in network.named_children() if type(network) is nn.Sequential else ():
         if type(module) not in expected or (isinstance(module, Linear) and module.bias is None):
-            return []
+            return None
         if isinstance(module, Dropout):
             dropout, expected = (f"{name}.rate", module.rescale), (Linear,)
         elif isinstance(module, Linear):
             layers.append(_Layer(f"{name}.weight", f"{name}.bias", *(dropout or (None, True))))
-            dropout, expected = None, (MPGELU,)
+            dropout, expected = None, (MPGELU, ReLU)
         else:
+            nonlinearities.add(_RELU[module.covariance] if isinstance(module, ReLU) else "mpgelu")
             expected = (Dropout, Linear)
-    return layers if expected == (MPGELU,) else []
+    if expected != (MPGELU, ReLU) or len(nonlinearities) > 1:
+        return None
+    return layers, nonlinearities.pop() if nonlinearities else "mpgelu"

@@ -29,9 +29,10 @@ _FLAGS = (
     *("-std=c11", "-O3", "-march=native", "-fopenmp-simd", "-ffp-contract=fast"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fPIC", "-shared"),
 )
-_SOURCES = ("kernels.c", "perceptron.c")  # compiled as one
+_SOURCES = ("kernels.c", "perceptron.c", "full.c")  # compiled as one
 _log = logging.getLogger("mpgelu")
 
+Size = int | ctypes.Array[ctypes.c_int64]
 
 _switched_off = False
 
@@ -76,9 +77,7 @@ def keep_freed_memory() -> None:
         glibc.mallopt(mmap_threshold, 2**25)
 
 
-def run(
-    name: str, sizes: Sequence[int | ctypes.Array[ctypes.c_int64]], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
-) -> None:
+def run(name: str, sizes: Sequence[Size], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
     """Call one function of ``kernels.c``, whose arguments are sizes, inputs and outputs in this order.
 
     Args:

@@ -451,103 +451,116 @@ INLINE void copy_diagonal(float *restrict to, int64_t to_step, const float *rest
     for (int64_t i = 0; i < n; i++) memcpy(to + i * to_step * LANES, from + i * from_step * LANES, LANES * 4);
 }
 
-/* c_ij = s_i s_j f(a_i, a_j, C_ij / (s_i s_j)) */
-INLINE void relu_full(int64_t rows, int64_t n, const float *mean, const float *covariance, float *mean_after,
-                      float *covariance_after, float *start, pair_rule *rule) {
+/* c_ij = s_i s_j f(a_i, a_j, C_ij / (s_i s_j)), in place of w.mean and w.covariance */
+INLINE void relu_tile(int64_t n, struct workspace w, pair_rule *rule) {
+    copy_diagonal(w.variance, 1, w.covariance, n + 1, n);
+#pragma omp simd
+    for (int64_t k = 0; k < n * LANES; k++) {
+        struct marginal x = rectify(w.mean[k], w.variance[k]);
+        w.ratio[k] = x.ratio, w.stddev[k] = x.stddev, w.density[k] = x.density, w.below[k] = x.below;
+        w.mean[k] = rectified_mean(x, w.mean[k], w.variance[k]);
+        w.variance[k] *= x.variance;
+    }
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = i + 1; j < n; j++) {
+            float *upper = w.covariance + (i * n + j) * LANES, *lower = w.covariance + (j * n + i) * LANES;
+#pragma omp simd
+            for (int64_t l = 0; l < LANES; l++) {
+                int64_t one = i * LANES + l, two = j * LANES + l;
+                float scale = w.stddev[one] * w.stddev[two], correlation = clamp(upper[l] / scale, 1);
+                upper[l] = lower[l] = scale * rule(unit_at(w, one), unit_at(w, two), correlation).value;
+            }
+        }
+    copy_diagonal(w.covariance, n + 1, w.variance, 1, n);
+}
+
+/* With c = s1 s2 f: dc/dC = f_r, dc/ds1 = s2 (f - r f_r), dc/dm1 = s2 f_1; a correlation that was clamped is constant.
+ * A pair's gradient is shared evenly by C_ij and C_ji. From w.grad_mean and w.grad, in place of w.mean and
+ * w.covariance. */
+INLINE void relu_tile_backward(int64_t n, struct workspace w, pair_rule *rule) {
+    copy_diagonal(w.variance, 1, w.covariance, n + 1, n);
+#pragma omp simd
+    for (int64_t k = 0; k < n * LANES; k++) {
+        struct marginal x = rectify(w.mean[k], w.variance[k]);
+        w.ratio[k] = x.ratio, w.stddev[k] = x.stddev, w.density[k] = x.density, w.below[k] = x.below;
+        w.by_mean[k] = w.by_stddev[k] = 0;
+    }
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = i + 1; j < n; j++) {
+            int64_t above = (i * n + j) * LANES, beneath = (j * n + i) * LANES;
+#pragma omp simd
+            for (int64_t l = 0; l < LANES; l++) {
+                int64_t one = i * LANES + l, two = j * LANES + l;
+                float s1 = w.stddev[one], s2 = w.stddev[two], g = w.grad[above + l] + w.grad[beneath + l];
+                float correlation = w.covariance[above + l] / (s1 * s2), r = clamp(correlation, 1);
+                struct pair f = rule(unit_at(w, one), unit_at(w, two), r);
+                float by_correlation = correlation == r ? f.by_correlation : 0;
+                float by_scale = g * (f.value - r * by_correlation);
+                w.covariance[above + l] = w.covariance[beneath + l] = 0.5f * g * by_correlation;
+                w.by_mean[one] += g * s2 * f.by_first;
+                w.by_mean[two] += g * s1 * f.by_second;
+                w.by_stddev[one] += s2 * by_scale;
+                w.by_stddev[two] += s1 * by_scale;
+            }
+        }
+    copy_diagonal(w.grad_variance, 1, w.grad, n + 1, n);
+#pragma omp simd
+    for (int64_t k = 0; k < n * LANES; k++) {
+        float m = w.mean[k], v = w.variance[k];
+        struct marginal x = rectify(m, v);
+        float pairs = fabsf(x.ratio) < LARGEST_RATIO ? w.by_mean[k] : 0;
+        w.mean[k] = x.below * w.grad_mean[k] + v / x.stddev * x.slope * w.grad_variance[k] + pairs;
+        w.variance[k] = x.variance * w.grad_variance[k] +
+                        0.5f * is_positive(v) *
+                            ((x.density * w.grad_mean[k] + w.by_stddev[k] - x.ratio * pairs) / x.stddev -
+                             x.ratio * x.slope * w.grad_variance[k]);
+    }
+    copy_diagonal(w.covariance, n + 1, w.variance, 1, n);
+}
+
+typedef void tile_rule(int64_t n, struct workspace w);
+
+static void relu_full(int64_t rows, int64_t n, const float *mean, const float *covariance, float *mean_after,
+                      float *covariance_after, float *start, tile_rule *rule) {
     struct workspace w = split(start, n);
     for (int64_t row = 0; row < rows; row += LANES) {
         int64_t lanes = rows - row < LANES ? rows - row : LANES;
         load(w.mean, mean + row * n, n, lanes);
         load(w.covariance, covariance + row * n * n, n * n, lanes);
-        copy_diagonal(w.variance, 1, w.covariance, n + 1, n);
-#pragma omp simd
-        for (int64_t k = 0; k < n * LANES; k++) {
-            struct marginal x = rectify(w.mean[k], w.variance[k]);
-            w.ratio[k] = x.ratio, w.stddev[k] = x.stddev, w.density[k] = x.density, w.below[k] = x.below;
-            w.mean[k] = rectified_mean(x, w.mean[k], w.variance[k]);
-            w.variance[k] *= x.variance;
-        }
-        for (int64_t i = 0; i < n; i++)
-            for (int64_t j = i + 1; j < n; j++) {
-                float *upper = w.covariance + (i * n + j) * LANES, *lower = w.covariance + (j * n + i) * LANES;
-#pragma omp simd
-                for (int64_t l = 0; l < LANES; l++) {
-                    int64_t one = i * LANES + l, two = j * LANES + l;
-                    float scale = w.stddev[one] * w.stddev[two], correlation = clamp(upper[l] / scale, 1);
-                    upper[l] = lower[l] = scale * rule(unit_at(w, one), unit_at(w, two), correlation).value;
-                }
-            }
-        copy_diagonal(w.covariance, n + 1, w.variance, 1, n);
+        rule(n, w);
         store(w.mean, mean_after + row * n, n, lanes);
         store(w.covariance, covariance_after + row * n * n, n * n, lanes);
     }
 }
 
-/* With c = s1 s2 f: dc/dC = f_r, dc/ds1 = s2 (f - r f_r), dc/dm1 = s2 f_1; a correlation that was clamped is constant.
- * A pair's gradient is shared evenly by C_ij and C_ji. */
-INLINE void relu_full_backward(int64_t rows, int64_t n, const float *mean, const float *covariance,
+static void relu_full_backward(int64_t rows, int64_t n, const float *mean, const float *covariance,
                                const float *grad_mean, const float *grad_covariance, float *by_mean,
-                               float *by_covariance, float *start, pair_rule *rule) {
+                               float *by_covariance, float *start, tile_rule *rule) {
     struct workspace w = split(start, n);
     for (int64_t row = 0; row < rows; row += LANES) {
         int64_t lanes = rows - row < LANES ? rows - row : LANES;
         load(w.mean, mean + row * n, n, lanes);
         load(w.covariance, covariance + row * n * n, n * n, lanes);
-        load(w.grad, grad_covariance + row * n * n, n * n, lanes);
-        copy_diagonal(w.variance, 1, w.covariance, n + 1, n);
-#pragma omp simd
-        for (int64_t k = 0; k < n * LANES; k++) {
-            struct marginal x = rectify(w.mean[k], w.variance[k]);
-            w.ratio[k] = x.ratio, w.stddev[k] = x.stddev, w.density[k] = x.density, w.below[k] = x.below;
-            w.by_mean[k] = w.by_stddev[k] = 0;
-        }
-        for (int64_t i = 0; i < n; i++)
-            for (int64_t j = i + 1; j < n; j++) {
-                int64_t above = (i * n + j) * LANES, beneath = (j * n + i) * LANES;
-#pragma omp simd
-                for (int64_t l = 0; l < LANES; l++) {
-                    int64_t one = i * LANES + l, two = j * LANES + l;
-                    float s1 = w.stddev[one], s2 = w.stddev[two], g = w.grad[above + l] + w.grad[beneath + l];
-                    float correlation = w.covariance[above + l] / (s1 * s2), r = clamp(correlation, 1);
-                    struct pair f = rule(unit_at(w, one), unit_at(w, two), r);
-                    float by_correlation = correlation == r ? f.by_correlation : 0;
-                    float by_scale = g * (f.value - r * by_correlation);
-                    w.covariance[above + l] = w.covariance[beneath + l] = 0.5f * g * by_correlation;
-                    w.by_mean[one] += g * s2 * f.by_first;
-                    w.by_mean[two] += g * s1 * f.by_second;
-                    w.by_stddev[one] += s2 * by_scale;
-                    w.by_stddev[two] += s1 * by_scale;
-                }
-            }
         load(w.grad_mean, grad_mean + row * n, n, lanes);
-        copy_diagonal(w.grad_variance, 1, w.grad, n + 1, n);
-#pragma omp simd
-        for (int64_t k = 0; k < n * LANES; k++) {
-            float m = w.mean[k], v = w.variance[k];
-            struct marginal x = rectify(m, v);
-            float pairs = fabsf(x.ratio) < LARGEST_RATIO ? w.by_mean[k] : 0;
-            w.mean[k] = x.below * w.grad_mean[k] + v / x.stddev * x.slope * w.grad_variance[k] + pairs;
-            w.variance[k] = x.variance * w.grad_variance[k] +
-                            0.5f * is_positive(v) *
-                                ((x.density * w.grad_mean[k] + w.by_stddev[k] - x.ratio * pairs) / x.stddev -
-                                 x.ratio * x.slope * w.grad_variance[k]);
-        }
-        copy_diagonal(w.covariance, n + 1, w.variance, 1, n);
+        load(w.grad, grad_covariance + row * n * n, n * n, lanes);
+        rule(n, w);
         store(w.mean, by_mean + row * n, n, lanes);
         store(w.covariance, by_covariance + row * n * n, n * n, lanes);
     }
 }
 
 #define RELU_FULL(name)                                                                                              \
+    static void relu_tile_##name(int64_t n, struct workspace w) { relu_tile(n, w, name); }                           \
+    static void relu_tile_##name##_backward(int64_t n, struct workspace w) { relu_tile_backward(n, w, name); }       \
     void relu_full_##name(int64_t rows, int64_t n, const float *mean, const float *covariance, float *mean_after,    \
                           float *covariance_after, float *workspace) {                                               \
-        relu_full(rows, n, mean, covariance, mean_after, covariance_after, workspace, name);                         \
+        relu_full(rows, n, mean, covariance, mean_after, covariance_after, workspace, relu_tile_##name);             \
     }                                                                                                                \
     void relu_full_##name##_backward(int64_t rows, int64_t n, const float *mean, const float *covariance,            \
                                      const float *grad_mean, const float *grad_covariance, float *by_mean,           \
                                      float *by_covariance, float *workspace) {                                       \
         relu_full_backward(rows, n, mean, covariance, grad_mean, grad_covariance, by_mean, by_covariance, workspace, \
-                           name);                                                                                    \
+                           relu_tile_##name##_backward);                                                             \
     }
 
 RELU_FULL(dvi)

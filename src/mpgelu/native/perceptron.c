@@ -1,7 +1,7 @@
-/* Diagonal moments through whole MP-GELU perceptrons, many of the same shape one after the other, and back.
+/* Diagonal moments through whole perceptrons, many of the same shape one after the other, and back.
  *
  * A layer is a mask (mean g m, variance g^2 v + n (v + m^2)), a linear map (W m + b, W^2 v) and, but for the last one,
- * MP-GELU. Small networks spend their time between operations; here everything between input and output, and all
+ * MP-GELU or ReLU. Small networks spend their time between operations; here everything between input and output, and all
  * weights of one network, stay in the cache. Rows of matrices are padded with zeros to whole vectors.
  */
 
@@ -10,7 +10,7 @@
 
 /* C (ROWS x VECTORS vectors) += A B, summed in registers: the compiler unrolls everything but the loop over k. */
 #define TILE(name, ROWS, VECTORS)                                                                                      \
-    INLINE void name(int64_t n, int64_t k, const float *restrict a, int64_t a_row, int64_t a_column,                   \
+    static void name(int64_t n, int64_t k, const float *restrict a, int64_t a_row, int64_t a_column,                   \
                      const float *restrict b, float *restrict c) {                                                     \
         vector sum[ROWS * VECTORS];                                                                                    \
         _Pragma("GCC unroll 16") for (int t = 0; t < ROWS * VECTORS; t++)                                              \
@@ -22,26 +22,33 @@
             *(vector *)(c + t / VECTORS * n + t % VECTORS * LANES) = sum[t];                                           \
     }
 
-TILE(tile_6x2, 6, 2)
-TILE(tile_4x2, 4, 2)
-TILE(tile_1x2, 1, 2)
-TILE(tile_4x1, 4, 1)
-TILE(tile_1x1, 1, 1)
+#define TILES(rows) TILE(tile_##rows##x1, rows, 1) TILE(tile_##rows##x2, rows, 2)
+TILES(1) TILES(2) TILES(3) TILES(4) TILES(5) TILES(6)
 
-/* C (m x n) += A (m x k) B (k x n), n a whole number of vectors; A may be transposed by its strides. */
-static void multiply_add(int64_t m, int64_t n, int64_t k, const float *restrict a, int64_t a_row, int64_t a_column,
-                         const float *restrict b, float *restrict c) {
-    int64_t j = 0, i;
-    for (; j + 2 * LANES <= n; j += 2 * LANES) {
-        for (i = 0; i + 6 <= m; i += 6) tile_6x2(n, k, a + i * a_row, a_row, a_column, b + j, c + i * n + j);
-        for (; i + 4 <= m; i += 4) tile_4x2(n, k, a + i * a_row, a_row, a_column, b + j, c + i * n + j);
-        for (; i < m; i++) tile_1x2(n, k, a + i * a_row, a_row, a_column, b + j, c + i * n + j);
-    }
-    if (j < n) {
-        for (i = 0; i + 4 <= m; i += 4) tile_4x1(n, k, a + i * a_row, a_row, a_column, b + j, c + i * n + j);
-        for (; i < m; i++) tile_1x1(n, k, a + i * a_row, a_row, a_column, b + j, c + i * n + j);
+typedef void tile(int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column, const float *b, float *c);
+static tile *const narrow_tiles[] = {tile_1x1, tile_2x1, tile_3x1, tile_4x1, tile_5x1, tile_6x1};
+static tile *const wide_tiles[] = {tile_1x2, tile_2x2, tile_3x2, tile_4x2, tile_5x2, tile_6x2};
+
+/* A few vectors wide column of the product, in blocks of at most six rows, as equal as can be. */
+INLINE void column(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column, const float *b,
+                   float *c, tile *const *tiles) {
+    for (int64_t i = 0, blocks = (m + 5) / 6; blocks > 0; blocks--) {
+        int64_t rows = (m - i + blocks - 1) / blocks;
+        tiles[rows - 1](n, k, a + i * a_row, a_row, a_column, b, c + i * n);
+        i += rows;
     }
 }
+
+/* C (m x n) += A (m x k) B (k x n), n a whole number of vectors; A may be transposed by its strides. */
+static void multiply_add(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column,
+                         const float *b, float *c) {
+    int64_t j = 0;
+    for (; j + 2 * LANES <= n; j += 2 * LANES) column(m, n, k, a, a_row, a_column, b + j, c + j, wide_tiles);
+    if (j < n) column(m, n, k, a, a_row, a_column, b + j, c + j, narrow_tiles);
+}
+
+/* The nonlinearity between the linear maps. */
+enum nonlinearity { MPGELU, RELU_DVI, RELU_EXACT };
 
 /* Where the parts of one network begin in its parameters, and in what the forward pass keeps for the backward one. */
 INLINE int64_t parameter_count(int64_t layers, const int64_t *widths) {
@@ -113,9 +120,9 @@ static void linear_many(int64_t rows, int64_t before, int64_t after, const float
 /* x: mean and variance (models, rows, widths[0]); gains, noises: (models, layers); parameters: (models, all weights,
  * each followed by its biases); kept: (models, kept_count), or for one model where nothing is to be kept; y: mean and variance (models, rows, widths[layers]).
  * The workspace holds two weight matrices, transposed and padded, and their biases. */
-void perceptron(int64_t models, int64_t rows, int64_t layers, const int64_t *widths, int64_t keep, const float *x_mean,
-                const float *x_variance, const float *gains, const float *noises, const float *parameters,
-                float *y_mean, float *y_variance, float *kept, float *workspace) {
+void perceptron(int64_t models, int64_t rows, int64_t layers, const int64_t *widths, int64_t nonlinearity,
+                int64_t keep, const float *x_mean, const float *x_variance, const float *gains, const float *noises,
+                const float *parameters, float *y_mean, float *y_variance, float *kept, float *workspace) {
     int64_t inputs = widths[0], outputs = widths[layers], size = kept_count(layers, widths, rows);
     int64_t parameter_size = parameter_count(layers, widths);
     for (int64_t model = 0; model < models; model++) {
@@ -135,7 +142,10 @@ void perceptron(int64_t models, int64_t rows, int64_t layers, const int64_t *wid
             if (l + 1 < layers) {
                 in_mean = variance + rows * padded;
                 in_variance = in_mean + rows * padded;
-                mpgelu_diagonal(rows * padded, mean, variance, in_mean, in_variance);
+                if (nonlinearity == MPGELU)
+                    mpgelu_diagonal(rows * padded, mean, variance, in_mean, in_variance);
+                else
+                    relu_diagonal(rows * padded, mean, variance, in_mean, in_variance);
             } else {
                 unpad(rows, outputs, mean, y_mean + model * rows * outputs);
                 unpad(rows, outputs, variance, y_variance + model * rows * outputs);
@@ -147,9 +157,9 @@ void perceptron(int64_t models, int64_t rows, int64_t layers, const int64_t *wid
 
 /* Gradients of the parameters from those of the outputs; by_parameters has the layout of the parameters. The workspace
  * holds two padded weight matrices of the largest layer, their gradients, and four gradients of the widest rows. */
-void perceptron_backward(int64_t models, int64_t rows, int64_t layers, const int64_t *widths, const float *gains,
-                         const float *noises, const float *parameters, const float *kept, const float *grad_mean,
-                         const float *grad_variance, float *by_parameters, float *workspace) {
+void perceptron_backward(int64_t models, int64_t rows, int64_t layers, const int64_t *widths, int64_t nonlinearity,
+                         const float *gains, const float *noises, const float *parameters, const float *kept,
+                         const float *grad_mean, const float *grad_variance, float *by_parameters, float *workspace) {
     int64_t outputs = widths[layers], size = kept_count(layers, widths, rows);
     int64_t parameter_size = parameter_count(layers, widths), largest = 0, widest = 0;
     for (int64_t l = 0; l < layers; l++) {
@@ -197,8 +207,12 @@ void perceptron_backward(int64_t models, int64_t rows, int64_t layers, const int
                 in_grad_variance[i] *= gain * gain + noise;
             }
             const float *pre_variance = in_mean - rows * padded, *pre_mean = pre_variance - rows * padded;
-            mpgelu_diagonal_backward(rows * padded, pre_mean, pre_variance, in_grad_mean, in_grad_variance, out_mean,
-                                     out_variance);
+            if (nonlinearity == MPGELU)
+                mpgelu_diagonal_backward(rows * padded, pre_mean, pre_variance, in_grad_mean, in_grad_variance,
+                                         out_mean, out_variance);
+            else
+                relu_diagonal_backward(rows * padded, pre_mean, pre_variance, in_grad_mean, in_grad_variance, out_mean,
+                                       out_variance);
         }
     }
 }
@@ -246,11 +260,11 @@ void perceptron_train(int64_t models, int64_t rows, int64_t layers, const int64_
         for (int64_t step = 0; step < steps; step++) {
             int64_t batch = model * steps + step;
             const float *gain = gains + model * layers, *noise = noises + model * layers;
-            perceptron(1, rows, layers, widths, 1, x + batch * rows * inputs, zeros, gain, noise, value, mean, variance,
+            perceptron(1, rows, layers, widths, MPGELU, 1, x + batch * rows * inputs, zeros, gain, noise, value, mean, variance,
                        kept, rest);
             float loss = heteroscedastic_loss(rows, settings[0], y + batch * rows, weights + batch * rows, mean,
                                               variance, by_mean, by_variance);
-            perceptron_backward(1, rows, layers, widths, gain, noise, value, kept, by_mean, by_variance, gradient, rest);
+            perceptron_backward(1, rows, layers, widths, MPGELU, gain, noise, value, kept, by_mean, by_variance, gradient, rest);
             double squares = 0;
             for (int64_t i = 0; i < size; i++) squares += (double)gradient[i] * gradient[i];
             losses[batch] = loss;

@@ -1,4 +1,4 @@
-"""Stacked MP-GELU perceptrons with diagonal moments as one differentiable function: the fast way to train many."""
+"""Stacked perceptrons as one differentiable function of their parameters: the fast way to train many small ones."""
 
 from __future__ import annotations
 
@@ -6,37 +6,55 @@ import ctypes
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from mpgelu.native import run
+from mpgelu.native import Size, run
 
 _LANES = 8  # as in kernels.c
 _EXACT_ROWS = 16  # as in perceptron.c
 
+Nonlinearity = Literal["mpgelu", "relu_dvi", "relu_exact"]  # in the order of perceptron.c
+
 
 @dataclass(frozen=True)
 class Perceptrons:
-    """Networks of one shape as plain arrays: a mask, a linear map, MP-GELU, and so on, a linear map last.
+    """Networks of one shape as plain arrays: a mask, a linear map, a nonlinearity, and so on, a linear map last.
 
     Args:
         weights: of each layer, ``(models, after, before)``.
         biases: of each layer, ``(models, after)``.
         gains: mean of each layer's mask, ``(models, layers)``.
         noises: variance of each layer's mask, ``(models, layers)``.
+        nonlinearity: between the linear maps; for ReLU with the rule of its covariance.
     """
 
     weights: Sequence[Tensor]
     biases: Sequence[Tensor]
     gains: Tensor
     noises: Tensor
+    nonlinearity: Nonlinearity = "mpgelu"
 
     @property
     def widths(self) -> list[int]:
         """Number of features before the first layer and after each."""
         return [self.weights[0].shape[2], *(weight.shape[1] for weight in self.weights)]
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """Layers, widths and nonlinearity, as the kernels take them."""
+        return len(self.weights), _integers(self.widths), get_args(Nonlinearity).index(self.nonlinearity)
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """All weights, then all biases."""
+        return *self.weights, *self.biases
+
+    def need_gradients(self) -> bool:
+        """Whether a result has to be differentiated by a parameter."""
+        return torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters)
 
 
 def propagate(networks: Perceptrons, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,39 +68,44 @@ def propagate(networks: Perceptrons, mean: Tensor, variance: Tensor) -> tuple[Te
         mean: of the inputs, ``(M, rows, n)``.
         variance: of the inputs, ``(M, rows, n)``.
     """
-    parameters = *networks.weights, *networks.biases
-    if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters):
-        outputs: tuple[Tensor, Tensor] = _Propagate.apply(mean, variance, networks, *parameters)  # type: ignore[no-untyped-call]
+    if networks.need_gradients():
+        outputs: tuple[Tensor, Tensor] = _Propagate.apply(mean, variance, networks, *networks.parameters)  # type: ignore[no-untyped-call]
         return outputs
     mean_after, variance_after, _, _ = _forward(mean, variance, networks, keep=False)
     return mean_after, variance_after
 
 
 def propagate_exactly(networks: Perceptrons, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of the outputs of every network, with all correlations and without gradients.
+    """Mean and covariance of the outputs of every network, with all correlations.
+
+    Gradients flow to weights and biases only, as in :func:`propagate`.
 
     Args:
         networks: of M models.
         mean: of the inputs, ``(M, rows, n)``.
         variance: of the inputs, independent of each other, ``(M, rows, n)``.
     """
-    models, rows, _ = mean.shape
-    widths = networks.widths
-    layers, outputs = len(widths) - 1, widths[-1]
-    results = mean.new_empty(models, rows, outputs), mean.new_empty(models, rows, outputs, outputs)
-    run(
-        "perceptron_exact",
-        (models, rows, layers, _integers(widths)),
-        (mean, variance, networks.gains, networks.noises, _flat(networks)),
-        (*results, mean.new_empty(_exact_workspace(widths))),
-    )
-    return results
+    if networks.need_gradients():
+        outputs: tuple[Tensor, Tensor] = _PropagateFull.apply(mean, variance, networks, *networks.parameters)  # type: ignore[no-untyped-call]
+        return outputs
+    if networks.nonlinearity == "mpgelu":
+        sizes, workspace = networks.sizes[:2], _exact_workspace(networks.widths)
+        return _with_covariance("perceptron_exact", sizes, workspace, mean, variance, networks)
+    return _full(mean, variance, networks)
 
 
 def _flat(networks: Perceptrons) -> Tensor:
     """All parameters of each network, every weight matrix followed by its biases, ``(M, parameters)``."""
     pairs = zip(networks.weights, networks.biases, strict=True)
     return torch.cat([part.detach().flatten(1) for pair in pairs for part in pair], dim=1)
+
+
+def _unflat(flat: Tensor, widths: Sequence[int]) -> list[Tensor]:
+    """What :func:`_flat` joined: all weights, then all biases."""
+    shapes = [(after, before) for before, after in itertools.pairwise(widths)]
+    parts = torch.split(flat, [size for after, before in shapes for size in (after * before, after)], dim=1)
+    weights = [part.reshape(len(flat), *shape) for part, shape in zip(parts[::2], shapes, strict=True)]
+    return [*weights, *parts[1::2]]
 
 
 def _forward(
@@ -95,9 +118,26 @@ def _forward(
     outputs = mean.new_empty(models, rows, widths[-1]), mean.new_empty(models, rows, widths[-1])
     kept = mean.new_empty(models if keep else 1, _kept_entries(_padded(widths), rows))
     workspace = mean.new_empty(_forward_workspace(widths))
-    sizes = (models, rows, len(widths) - 1, _integers(widths), int(keep))
+    sizes = (models, rows, *networks.sizes, int(keep))
     run("perceptron", sizes, (mean, variance, networks.gains, networks.noises, flat), (*outputs, kept, workspace))
     return *outputs, flat, kept
+
+
+def _full(mean: Tensor, variance: Tensor, networks: Perceptrons) -> tuple[Tensor, Tensor]:
+    workspace = _full_workspace(networks.widths)
+    return _with_covariance("perceptron_full", networks.sizes, workspace, mean, variance, networks)
+
+
+def _with_covariance(
+    kernel: str, sizes: Sequence[Size], workspace: int, mean: Tensor, variance: Tensor, networks: Perceptrons
+) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of the outputs by one of the kernels that compute them."""
+    models, rows, _ = mean.shape
+    outputs = networks.widths[-1]
+    results = mean.new_empty(models, rows, outputs), mean.new_empty(models, rows, outputs, outputs)
+    inputs = mean, variance, networks.gains, networks.noises, _flat(networks)
+    run(kernel, (models, rows, *sizes), inputs, (*results, mean.new_empty(workspace)))
+    return results
 
 
 class _Propagate(torch.autograd.Function):
@@ -106,28 +146,47 @@ class _Propagate(torch.autograd.Function):
         ctx: Any, mean: Tensor, variance: Tensor, networks: Perceptrons, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
         mean_after, variance_after, flat, kept = _forward(mean, variance, networks, keep=True)
-        ctx.widths, ctx.rows = networks.widths, mean.shape[1]
-        ctx.save_for_backward(networks.gains, networks.noises, flat, kept)
+        ctx.networks, ctx.rows = networks, mean.shape[1]
+        ctx.save_for_backward(flat, kept)
         return mean_after, variance_after
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_mean: Tensor, grad_variance: Tensor) -> tuple[Tensor | None, ...]:
-        gains, noises, flat, kept = ctx.saved_tensors
-        models, rows, widths = len(flat), ctx.rows, ctx.widths
+        flat, kept = ctx.saved_tensors
+        networks: Perceptrons = ctx.networks
         by_flat = torch.empty_like(flat)
-        workspace = flat.new_empty(_backward_workspace(widths, rows))
         run(
             "perceptron_backward",
-            (models, rows, len(widths) - 1, _integers(widths)),
-            (gains, noises, flat, kept, grad_mean, grad_variance),
-            (by_flat, workspace),
+            (len(flat), ctx.rows, *networks.sizes),
+            (networks.gains, networks.noises, flat, kept, grad_mean, grad_variance),
+            (by_flat, flat.new_empty(_backward_workspace(networks.widths, ctx.rows))),
         )
-        shapes = [(after, before) for before, after in itertools.pairwise(widths)]
-        sizes = [size for after, before in shapes for size in (after * before, after)]
-        parts = torch.split(by_flat, sizes, dim=1)
-        by_weights = [part.reshape(models, *shape) for part, shape in zip(parts[::2], shapes, strict=True)]
-        return None, None, None, *by_weights, *parts[1::2]
+        return None, None, None, *_unflat(by_flat, networks.widths)
+
+
+class _PropagateFull(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, mean: Tensor, variance: Tensor, networks: Perceptrons, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.networks = networks
+        ctx.save_for_backward(mean, variance, _flat(networks))
+        return _full(mean, variance, networks)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_mean: Tensor, grad_covariance: Tensor) -> tuple[Tensor | None, ...]:
+        mean, variance, flat = ctx.saved_tensors
+        networks: Perceptrons = ctx.networks
+        by_flat = torch.empty_like(flat)
+        run(
+            "perceptron_full_backward",
+            (len(flat), mean.shape[1], *networks.sizes),
+            (mean, variance, networks.gains, networks.noises, flat, grad_mean, grad_covariance),
+            (by_flat, flat.new_empty(_full_workspace(networks.widths) + flat.shape[1] * _LANES)),
+        )
+        return None, None, None, *_unflat(by_flat, networks.widths)
 
 
 class Trainer:
@@ -145,6 +204,8 @@ class Trainer:
     def __init__(self, networks: Perceptrons, beta: float, clip: float) -> None:
         self._parts = [part for pair in zip(networks.weights, networks.biases, strict=True) for part in pair]
         self._widths = networks.widths
+        if networks.nonlinearity != "mpgelu":
+            raise ValueError(f"Trainer: needs MP-GELU between the layers, got {networks.nonlinearity}")
         if self._widths[-1] != 2:
             raise ValueError(f"Trainer: needs two outputs, mean and log-variance, got {self._widths[-1]}")
         self._masks = networks.gains, networks.noises
@@ -223,6 +284,14 @@ def _exact_workspace(widths: Sequence[int]) -> int:
     scaled = max(*ranks.values(), max(padded) * widths[-1])
     room = 7 * rows * max(padded) + 2 * max(matrices) + rows * scaled
     return room + sum(rows * padded[layer] + matrices[layer] + rows * ranks[layer] for layer in ranks)
+
+
+def _full_workspace(widths: Sequence[int]) -> int:
+    inputs, *inner = widths
+    widest, pairs = max(inner), list(itertools.pairwise(widths))
+    layers = 2 * inputs + sum(width * (width + 1) for width in inner) + sum(width * (width + 1) for width in inner[:-1])
+    largest = max(widest**2, *(before * after for before, after in pairs))
+    return _LANES * (layers + (10 + 2 * widest) * widest + 2 * largest)
 
 
 def _backward_workspace(widths: Sequence[int], rows: int) -> int:
