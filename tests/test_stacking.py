@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -19,9 +20,13 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 import mpgelu as mp
-from mpgelu import native, stacking
+from mpgelu import DiagonalMoments, native
 from mpgelu.native.perceptron import Trainer as NativeTrainer
-from mpgelu.stacking import InterruptedWarning, Settings, Trained, stacking_weights, train
+from mpgelu.stacking import InterruptedWarning, Settings, Trained, train, training
+from mpgelu.stacking.folds import Batches, Folds
+from mpgelu.stacking.networks import new_networks
+from mpgelu.stacking.steps import TorchSteps, make_steps, variance_weights
+from mpgelu.stacking.weights import narrow_noise, stacking_weights
 
 SETTINGS = Settings(
     hidden=(8, 6),
@@ -56,7 +61,7 @@ def same(first: Trained, second: Trained) -> None:
 
 
 def test_every_network_is_judged_by_rows_it_has_not_seen() -> None:
-    folds = stacking._Folds.of(23, SETTINGS)
+    folds = Folds.of(23, SETTINGS)
     assert folds.trained.shape[0] == 6
     for trained, held in zip(folds.trained, folds.held, strict=True):
         assert not set(trained.tolist()) & set(held.tolist())
@@ -66,24 +71,59 @@ def test_every_network_is_judged_by_rows_it_has_not_seen() -> None:
 
 
 def test_as_many_members_as_folds_leave_out_every_row_once() -> None:
-    folds = stacking._Folds.of(23, replace(SETTINGS, members=7, rates=(0.1,)))
+    folds = Folds.of(23, replace(SETTINGS, members=7, rates=(0.1,)))
     assert sorted(folds.held[folds.counts].tolist()) == list(range(23))
 
 
 def test_batches_go_through_all_rows_and_depend_on_their_number_alone() -> None:
-    folds = stacking._Folds.of(50, SETTINGS)
+    folds = Folds.of(50, SETTINGS)
     rows = folds.trained.shape[1]
-    whole = stacking._Batches(folds, 8, seed=3).rows(0, 4 * rows // 8)
+    whole = Batches(folds, 8, seed=3).rows(0, 4 * rows // 8)
     for network in range(len(folds.trained)):
         assert sorted(whole[network].flatten()[:rows].tolist()) == sorted(folds.trained[network].tolist())
-    batches = stacking._Batches(folds, 8, seed=3)
+    batches = Batches(folds, 8, seed=3)
     for first, count in ((3, 5), (8, 2), (0, 1)):
         torch.testing.assert_close(batches.rows(first, count), whole[:, first : first + count])
-    assert not torch.equal(stacking._Batches(folds, 8, seed=4).rows(0, 5), whole[:, :5])
+    assert not torch.equal(Batches(folds, 8, seed=4).rows(0, 5), whole[:, :5])
     assert not torch.equal(whole[0, 0], whole[3, 0])  # networks that share rows take them in different orders
 
 
 # weights
+
+
+def standard_deviations(stack: mp.Stack, weights: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the mixture without the differences between rates, and of its networks on average, row by row in numpy."""
+    moments = stack(DiagonalMoments.certain(X.expand(len(stack), *X.shape)))
+    mean, variance = moments.mean.detach().numpy(), moments.variance.detach().numpy()
+    alone = variance[..., 0] + np.exp(mean[..., 1] + variance[..., 1] / 2)
+    within = np.concatenate([mean[i : i + 3, :, 0] - mean[i : i + 3, :, 0].mean(0) for i in range(0, len(mean), 3)])
+    average = weights.numpy() @ alone
+    return torch.tensor(average + weights.numpy() @ within**2).sqrt(), torch.tensor(average).sqrt()
+
+
+def test_disagreement_of_folds_does_not_widen_the_prediction() -> None:
+    torch.manual_seed(0)
+    stack, X, weights = mp.Stack(new_networks(3, SETTINGS)), torch.randn(400, 3), torch.tensor([0.2] * 3 + [2 / 15] * 3)
+    with torch.no_grad():  # noise that is larger than the disagreement
+        bias = [p for name, p in stack.state()[0].items() if name.endswith("bias")][-1]
+        bias[:, 1] = 1.0
+    mixed, alone = standard_deviations(stack, weights, X)
+    share = float((1 - (alone / mixed) ** 2).mean())
+    factor = narrow_noise(stack, weights, 3, X, "diagonal")
+    assert factor == pytest.approx(1 - share / (1 - share), rel=1e-4)
+    assert 0.5 < factor < 0.95
+    torch.testing.assert_close(bias[:, 1].detach(), torch.full((6,), 1 + math.log(factor)))
+    after, _ = standard_deviations(stack, weights, X)
+    assert float((after / mixed).mean()) < 0.99
+    assert float((after / alone).mean()) == pytest.approx(1, abs=0.05)
+
+
+def test_a_single_network_of_each_rate_keeps_its_noise() -> None:
+    stack = mp.Stack(new_networks(3, replace(SETTINGS, members=1)))
+    before = [p.clone() for p in stack.parameters()]
+    assert narrow_noise(stack, torch.tensor([0.5, 0.5]), 1, torch.randn(50, 3), "exact") == 1
+    for now, old in zip(stack.parameters(), before, strict=True):
+        assert torch.equal(now, old)
 
 
 def test_stacking_weights_maximise_the_mixture() -> None:
@@ -118,12 +158,12 @@ def test_many_candidates_share_the_weight() -> None:
 
 def test_the_variance_weights_have_mean_one_and_no_gradient() -> None:
     moments = mp.DiagonalMoments(torch.randn(2, 5, 2, requires_grad=True), torch.rand(2, 5, 2))
-    weights = stacking.variance_weights(moments, 0.5)
+    weights = variance_weights(moments, 0.5)
     torch.testing.assert_close(weights.mean(-1), torch.ones(2))
     assert not weights.requires_grad
     variance = moments.variance[..., 0] + torch.exp(moments.mean[..., 1] + moments.variance[..., 1] / 2)
     torch.testing.assert_close(weights / weights[..., :1], (variance / variance[..., :1]).sqrt().detach())
-    assert (stacking.variance_weights(moments, 0.0) == 1).all()
+    assert (variance_weights(moments, 0.0) == 1).all()
 
 
 @pytest.mark.skipif(not native.available(), reason="needs the native kernels")
@@ -140,8 +180,8 @@ def test_native_steps_are_those_of_torch(beta: float) -> None:
 
 @pytest.mark.skipif(not native.available(), reason="needs the native kernels")
 def test_a_step_that_is_not_finite_is_left_out() -> None:
-    stack = mp.Stack(stacking._new_networks(3, SETTINGS))
-    trainer = stacking._steps(stack, SETTINGS, 50)
+    stack = mp.Stack(new_networks(3, SETTINGS))
+    trainer = make_steps(stack, SETTINGS, 50)
     before = [p.detach().clone() for p in stack.parameters()]
     x, y = torch.randn(6, 2, 16, 3), torch.randn(6, 2, 16)
     y[2] = torch.inf
@@ -158,10 +198,10 @@ def test_an_interrupted_training_is_resumed_in_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native_steps: bool, place: str
 ) -> None:
     settings = SETTINGS if native_steps else replace(SETTINGS, train_covariance="exact")
-    monkeypatch.setattr(stacking, "_STEPS_AT_ONCE", 3)
+    monkeypatch.setattr(training, "_STEPS_AT_ONCE", 3)
     whole = train(*data(), settings)
-    kind: Any = NativeTrainer if native_steps else stacking._TorchSteps
-    owner, name = (kind, "steps") if place == "steps" else (stacking, "_score")
+    kind: Any = NativeTrainer if native_steps else TorchSteps
+    owner, name = (kind, "steps") if place == "steps" else (training, "held_out_score")
     real, calls = getattr(owner, name), []
 
     def interrupted(*arguments: object) -> object:
@@ -196,10 +236,10 @@ def test_killed_processes_leave_a_whole_checkpoint(tmp_path: Path) -> None:
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         from dataclasses import replace
         from pathlib import Path
-        from mpgelu import stacking
+        from mpgelu.stacking import checkpoint, train
         from test_stacking import SETTINGS, data
-        stacking._SECONDS_BETWEEN_CHECKPOINTS = 0
-        stacking.train(*data(), replace(SETTINGS, steps=4_000), checkpoint=Path({str(tmp_path)!r}))
+        checkpoint._SECONDS_BETWEEN_CHECKPOINTS = 0
+        train(*data(), replace(SETTINGS, steps=4_000), checkpoint=Path({str(tmp_path)!r}))
         """
     )
     with subprocess.Popen([sys.executable, "-c", program]) as process:
@@ -223,7 +263,7 @@ def test_steps_that_are_left_out_are_said_and_too_many_are_an_error() -> None:
 
 def test_only_the_noise_is_constant_even_if_a_hidden_layer_has_two_units() -> None:
     settings = replace(SETTINGS, hidden=(2,), noise="homoscedastic", steps=20)
-    before = mp.Stack(stacking._new_networks(3, settings))
+    before = mp.Stack(new_networks(3, settings))
     after = train(*data(), settings).networks
     (first, last), (first_now, last_now) = (
         [p for name, p in stack.state()[0].items() if name.endswith("weight")] for stack in (before, after)
