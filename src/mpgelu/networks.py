@@ -109,9 +109,6 @@ def _check_sizes(caller: str, *, in_features: int, outputs: int, hidden: Sequenc
             raise InputError(f"{caller}: {name} must be a positive whole number, got {size!r}")
 
 
-_WIDEST_DENSE = 32  # units up to which n x n matrices in native code train MP-GELU faster than factors in torch
-
-
 class Stack(nn.Module):
     """Several networks of one architecture that run, and train, as one.
 
@@ -188,8 +185,7 @@ class Stack(nn.Module):
         else:
             variance = torch.zeros_like(value.mean) if value.residual is None else value.residual
             exactly = value.max_rank in (None, math.inf)
-            dense = networks.nonlinearity == "mpgelu" and networks.need_gradients()
-            if value.blocks or not exactly or (dense and max(networks.widths[1:]) > _WIDEST_DENSE):
+            if value.blocks or not exactly:
                 return None
         if value.features != networks.widths[0] or variance.shape != value.mean.shape:
             return None

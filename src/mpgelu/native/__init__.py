@@ -29,7 +29,7 @@ _FLAGS = (
     *("-std=c11", "-O3", "-march=native", "-fopenmp-simd", "-ffp-contract=fast"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fPIC", "-shared"),
 )
-_SOURCES = ("kernels.c", "perceptron.c", "full.c")  # compiled as one
+_SOURCES = ("kernels.c", "perceptron.c", "full.c", "factored.c")  # compiled as one
 _log = logging.getLogger("mpgelu")
 
 Size = int | ctypes.Array[ctypes.c_int64]

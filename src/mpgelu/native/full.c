@@ -1,4 +1,4 @@
-/* The same networks with full covariance matrices, for MP-GELU and ReLU, forward and back.
+/* ReLU networks with full covariance matrices, forward and back.
  *
  * Eight rows are treated at once, a vector holding the same entry of eight rows, from the input to the output: what is
  * between stays in the cache, and a product of a weight matrix with covariances is one with `n * LANES` columns. The
@@ -58,57 +58,9 @@ static void transpose_tiles(int64_t m, int64_t n, const float *from, float *to) 
             *(vector *)(to + (j * m + i) * LANES) = *(const vector *)(from + (i * n + j) * LANES);
 }
 
-/* k_i k_j C_ij beside the diagonal k v + k (1 - k) m^2, in place of w.mean and w.covariance */
-static void mpgelu_tile(int64_t n, struct workspace w) {
-    copy_diagonal(w.variance, 1, w.covariance, n + 1, n);
-#pragma omp simd
-    for (int64_t k = 0; k < n * LANES; k++) {
-        float m = w.mean[k], v = w.variance[k];
-        struct normal p = standard_normal(standardised(m, v));
-        w.below[k] = p.below;
-        w.mean[k] = p.below * m;
-        w.variance[k] = p.below * v + (p.below * m) * (p.above * m);
-    }
-    const vector *keep = (const vector *)w.below;
-    vector *covariance = (vector *)w.covariance;
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t j = 0; j < n; j++) covariance[i * n + j] *= keep[i] * keep[j];
-    copy_diagonal(w.covariance, n + 1, w.variance, 1, n);
-}
-
-/* From w.grad_mean and the symmetric w.grad, in place of w.mean and w.covariance; see mpgelu_mask_backward. */
-static void mpgelu_tile_backward(int64_t n, struct workspace w) {
-    copy_diagonal(w.variance, 1, w.covariance, n + 1, n);
-    copy_diagonal(w.grad_variance, 1, w.grad, n + 1, n);
-#pragma omp simd
-    for (int64_t k = 0; k < n * LANES; k++)
-        w.below[k] = standard_normal(standardised(w.mean[k], w.variance[k])).below;
-    const vector *keep = (const vector *)w.below, *grad = (const vector *)w.grad;
-    vector *covariance = (vector *)w.covariance;
-    for (int64_t i = 0; i < n; i++) {
-        vector by_keep = {0};
-        for (int64_t j = 0; j < n; j++) {
-            vector g = (j == i ? 0.0f : 1.0f) * grad[i * n + j] * keep[j];
-            by_keep += g * covariance[i * n + j];
-            covariance[i * n + j] = g * keep[i];
-        }
-        *(vector *)(w.by_mean + i * LANES) = 2 * by_keep; /* a pair counts in its row and in its column */
-    }
-#pragma omp simd
-    for (int64_t k = 0; k < n * LANES; k++) {
-        float m = w.mean[k], v = w.variance[k], s = standard_deviation(v), a = standardised(m, v);
-        struct normal p = standard_normal(a);
-        float slope = p.density * m, by_mean = w.grad_mean[k], by_variance = w.grad_variance[k];
-        float by_keep = p.density * w.by_mean[k] + slope * by_mean +
-                        (p.density * v + (p.above - p.below) * slope * m) * by_variance;
-        w.mean[k] = by_keep / s + p.below * by_mean + 2 * p.below * p.above * m * by_variance;
-        w.variance[k] = -0.5f * is_positive(v) * (by_keep / s) * (a / s) + p.below * by_variance;
-    }
-    copy_diagonal(w.covariance, n + 1, w.variance, 1, n);
-}
-
-static tile_rule *const forward_rules[] = {mpgelu_tile, relu_tile_dvi, relu_tile_exact};
-static tile_rule *const backward_rules[] = {mpgelu_tile_backward, relu_tile_dvi_backward, relu_tile_exact_backward};
+static tile_rule *const forward_rules[] = {[RELU_DVI] = relu_tile_dvi, [RELU_EXACT] = relu_tile_exact};
+static tile_rule *const backward_rules[] = {[RELU_DVI] = relu_tile_dvi_backward,
+                                            [RELU_EXACT] = relu_tile_exact_backward};
 
 /* What goes into a linear map, after its mask, and what comes out, for eight rows. Inputs of the network are
  * independent: the first covariance is a line of variances. */

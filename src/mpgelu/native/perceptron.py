@@ -86,12 +86,12 @@ def propagate_exactly(networks: Perceptrons, mean: Tensor, variance: Tensor) -> 
         variance: of the inputs, independent of each other, ``(M, rows, n)``.
     """
     if networks.need_gradients():
-        outputs: tuple[Tensor, Tensor] = _PropagateFull.apply(mean, variance, networks, *networks.parameters)  # type: ignore[no-untyped-call]
+        outputs: tuple[Tensor, Tensor] = _PropagateExactly.apply(mean, variance, networks, *networks.parameters)  # type: ignore[no-untyped-call]
         return outputs
     if networks.nonlinearity == "mpgelu":
         sizes, workspace = networks.sizes[:2], _exact_workspace(networks.widths)
         return _with_covariance("perceptron_exact", sizes, workspace, mean, variance, networks)
-    return _full(mean, variance, networks)
+    return _with_covariance(*_with_gradients(networks), mean, variance, networks)
 
 
 def _flat(networks: Perceptrons) -> Tensor:
@@ -123,9 +123,11 @@ def _forward(
     return *outputs, flat, kept
 
 
-def _full(mean: Tensor, variance: Tensor, networks: Perceptrons) -> tuple[Tensor, Tensor]:
-    workspace = _full_workspace(networks.widths)
-    return _with_covariance("perceptron_full", networks.sizes, workspace, mean, variance, networks)
+def _with_gradients(networks: Perceptrons) -> tuple[str, Sequence[Size], int]:
+    """The kernel for covariances that has a backward pass, its sizes and its workspace."""
+    if networks.nonlinearity == "mpgelu":
+        return "perceptron_factored", networks.sizes[:2], _factored_workspace(networks.widths)
+    return "perceptron_full", networks.sizes, _full_workspace(networks.widths)
 
 
 def _with_covariance(
@@ -165,26 +167,28 @@ class _Propagate(torch.autograd.Function):
         return None, None, None, *_unflat(by_flat, networks.widths)
 
 
-class _PropagateFull(torch.autograd.Function):
+class _PropagateExactly(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, mean: Tensor, variance: Tensor, networks: Perceptrons, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
         ctx.networks = networks
         ctx.save_for_backward(mean, variance, _flat(networks))
-        return _full(mean, variance, networks)
+        return _with_covariance(*_with_gradients(networks), mean, variance, networks)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_mean: Tensor, grad_covariance: Tensor) -> tuple[Tensor | None, ...]:
         mean, variance, flat = ctx.saved_tensors
         networks: Perceptrons = ctx.networks
+        kernel, sizes, workspace = _with_gradients(networks)
+        workspace += _LANES * (flat.shape[1] + 2 * networks.widths[-1] ** 2)
         by_flat = torch.empty_like(flat)
         run(
-            "perceptron_full_backward",
-            (len(flat), mean.shape[1], *networks.sizes),
+            f"{kernel}_backward",
+            (len(flat), mean.shape[1], *sizes),
             (mean, variance, networks.gains, networks.noises, flat, grad_mean, grad_covariance),
-            (by_flat, flat.new_empty(_full_workspace(networks.widths) + flat.shape[1] * _LANES)),
+            (by_flat, flat.new_empty(workspace)),
         )
         return None, None, None, *_unflat(by_flat, networks.widths)
 
@@ -292,6 +296,14 @@ def _full_workspace(widths: Sequence[int]) -> int:
     layers = 2 * inputs + sum(width * (width + 1) for width in inner) + sum(width * (width + 1) for width in inner[:-1])
     largest = max(widest**2, *(before * after for before, after in pairs))
     return _LANES * (layers + (10 + 2 * widest) * widest + 2 * largest)
+
+
+def _factored_workspace(widths: Sequence[int]) -> int:
+    pairs = list(itertools.pairwise(widths))
+    sources = list(itertools.accumulate(widths[:-1], initial=0))
+    maps = sum((before + after) * (2 + count) for (before, after), count in zip(pairs, sources, strict=False))
+    largest = max(max(pair) * count for pair, count in zip(pairs, sources, strict=False))
+    return _LANES * (maps + 2 * sources[-1] + max(widths) + max(*widths, widths[-1] ** 2) + 2 * largest)
 
 
 def _backward_workspace(widths: Sequence[int], rows: int) -> int:
