@@ -54,6 +54,30 @@ def test_help_has_an_example_and_whole_names(command: str, mpgelu: Command) -> N
     assert ("--full-relu-splits" in result.out) == (command == "uci")
 
 
+def test_the_package_runs_as_a_program() -> None:
+    result = subprocess.run([sys.executable, "-m", "mpgelu", "--help"], capture_output=True, text=True, check=True)
+    assert "Neural networks that say how sure they are" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fit", "x.csv", "--target", "y", "-o", "m", "--steps", "0"], "Invalid value for '--steps'"),
+        (["fit"], "Missing argument 'TABLE'"),
+        (["predict", "--nonsense"], "No such option: --nonsense"),
+        (["nonsense"], "No such command 'nonsense'"),
+    ],
+)
+def test_wrong_calls_are_two_lines(arguments: list[str], message: str, mpgelu: Command) -> None:
+    result = mpgelu(*arguments)
+    assert result.code == 2
+    first, second = result.err.splitlines()
+    assert first.startswith(f"error: {message}")
+    assert second.startswith("see: mpgelu")
+    assert second.endswith("--help")
+    assert not result.out
+
+
 @pytest.mark.parametrize("arguments", [[], ["reproduce"]])
 def test_no_command_shows_the_help(arguments: list[str], mpgelu: Command) -> None:
     result = mpgelu(*arguments)
@@ -166,9 +190,9 @@ def test_an_error_is_one_line(more: list[str], message: str, mpgelu: Command, da
 def test_options_that_cannot_be_parsed(more: list[str], mpgelu: Command, data: Path, tmp_path: Path) -> None:
     result = mpgelu(*uci_command(data, tmp_path / "out", *more))
     assert result.code == 2
-    *usage, line = result.err.splitlines()
-    assert more[0] in line
-    assert any("reproduce uci -h' for help." in line for line in usage)
+    wrong, advice = result.err.splitlines()
+    assert more[0] in wrong
+    assert advice == "see: mpgelu reproduce uci --help"
     assert "Traceback" not in result.err
     assert not (tmp_path / "out").exists()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import typer
 
@@ -29,10 +30,27 @@ for _command in _COMMANDS:
 app.add_typer(reproduce.app, name="reproduce")
 
 
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # of all wrong calls; typer does not export it
+
+
 def main() -> None:
-    """Entry point: an expected error is one line and exit code 2, never a traceback."""
+    """Entry point: an expected error is one or two lines and exit code 2, never a traceback."""
     try:
-        app()
+        code = app(prog_name="mpgelu", standalone_mode=False)
     except MPGELUError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
+    except _UsageError as error:
+        typer.echo(_explained(error), err=True)
+        sys.exit(2)
+    except typer.Abort:
+        sys.exit(1)
+    sys.exit(code or 0)
+
+
+def _explained(error: Any) -> str:
+    """What is wrong with a call and where to read on, or the help itself if nothing was asked for."""
+    message: str = error.format_message()
+    if error.ctx is None or message.startswith("Usage:"):
+        return message
+    return f"error: {message.rstrip('.')}\nsee: {error.ctx.command_path} --help"
