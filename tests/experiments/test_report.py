@@ -149,8 +149,9 @@ def test_write_tables(tmp_path: Path) -> None:
     assert len(pd.read_csv(tmp_path / "out" / "uci" / "paired.csv")) == 4
     headings = [line for line in files["summary.md"].decode().splitlines() if line.startswith("## ")]
     assert headings[0] == "## Agreement with the paper"
-    assert headings[-1] == "## Is the difference between MP-GELU and ReLU more than chance?"
-    assert len(headings) == 5
+    assert headings[-2] == "## Is the difference between MP-GELU and ReLU more than chance?"
+    assert headings[-1] == "## What it costs"
+    assert len(headings) == 6
 
 
 def test_the_order_of_records_does_not_matter(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from mpgelu.errors import DataError
+from mpgelu.experiments.costs import costs
 from mpgelu.experiments.layout import (
     MISSING,
     cell_name,
@@ -188,7 +189,7 @@ def write_tables(store_path: str | os.PathLike[str], out_folder: str | os.PathLi
     paired = paired_test(frame)
     texts = {
         "tables.csv": _csv(summary),
-        "summary.md": f"{overview(comparison)}\n{verdict(paired)}",
+        "summary.md": f"{overview(comparison)}\n{verdict(paired)}\n{costs(frame)}",
         "paired.csv": _csv(paired),
     }
     for number, setting in enumerate(SETTINGS, start=1):
