@@ -143,12 +143,12 @@ def test_what_is_run(mpgelu: Command, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(runner, "run", run)
     monkeypatch.setenv("MPGELU_DATA", "some/folder")
     what = ("--datasets", "yacht, wine,yacht", "--tables", "4,2,4", "--seeds", "1,1")
-    how = ("--splits", 5, "--grid-splits", 2, "--full-relu-splits", 3, "--borrow-rate", "--epochs", 7)
+    how = ("--splits", 5, "--grid-splits", 2, "--full-relu-splits", 3, "--borrow-rate", "--epochs", 7, "--rate", 0.1)
     where = ("--jobs", 3, "--backend", "dask", "--scheduler", "tcp://here:1")
     assert mpgelu("reproduce", "uci", "-o", tmp_path, *what, *how, *where).code == 130
     (((chosen, effort, path), options),) = asked
     assert chosen == list(uci.cells(["yacht", "wine"], [4, 2], [1]))
-    assert effort == uci.Effort(splits=5, grid_splits=2, full_relu_splits=3, borrow_rate=True, epochs=7)
+    assert effort == uci.Effort(splits=5, grid_splits=2, full_relu_splits=3, borrow_rate=True, epochs=7, rate=0.1)
     assert path == tmp_path / "records.jsonl"
     assert options == {"data": "some/folder", "jobs": 3, "backend": "dask", "scheduler": "tcp://here:1"}
 

@@ -151,6 +151,16 @@ def test_models_of_another_length_are_not_mixed(data: str, tmp_path: Path) -> No
 # Runtimes
 
 
+def test_given_and_searched_rates_do_not_share_a_store(tmp_path: Path, data: str) -> None:
+    path, effort = tmp_path / "records.jsonl", Effort(splits=1, epochs=1, rate=0.1)
+    store = run(CELLS[:1], effort, path, data=data)
+    assert {record["rate"] for record in store} == {0.1}
+    with pytest.raises(InputError, match=r"holds models of rate 0\.1, not of searched rates; give another output"):
+        run(CELLS[:1], Effort(splits=1, epochs=1), path, data=data)
+    with pytest.raises(InputError, match=r"holds models of rate 0\.1, not of rate 0\.2;"):
+        run(CELLS[:1], Effort(splits=1, epochs=1, rate=0.2), path, data=data)
+
+
 def test_runtimes_are_measured_once(data: str, tmp_path: Path) -> None:
     store = Store(tmp_path / "records.jsonl", IDENTITY)
     some = list(cells(["yacht"], tables=[1, 4]))

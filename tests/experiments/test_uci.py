@@ -105,6 +105,7 @@ def test_cells_of_the_tables_with_the_slow_network_last() -> None:
         (Effort(splits=5, full_relu_splits=2), FULL_RELU, 20, 2),
         (Effort(splits=5, full_relu_splits=2), CELL, 20, 5),
         (Effort(borrow_rate=True), FULL_RELU, 0, 20),
+        (Effort(rate=0.1, borrow_rate=True), FULL_RELU, 0, 20),
         (Effort(borrow_rate=True), replace(FULL_RELU, covariance="diagonal"), 20, 20),
     ],
 )
@@ -149,6 +150,12 @@ def test_full_relu_may_borrow_the_rate_of_the_diagonal_setting(store: Store, dat
     assert finish(FULL_RELU, effort, store, data) == 2
     assert trainer.models == Counter([("test", 0, 0.005), ("test", 1, 0.005)])
     assert store.records()[-1]["rate_from"] == "the diagonal setting's grid over 1 split"
+
+
+def test_a_given_rate_needs_no_search(store: Store, data: str, trainer: Trainer) -> None:
+    assert finish(CELL, Effort(splits=2, rate=0.3), store, data) == 2
+    assert trainer.models == Counter([("test", 0, 0.3), ("test", 1, 0.3)])
+    assert [(record["rate"], record["rate_from"]) for record in store.records()] == [(0.3, "given")] * 2
 
 
 # Resuming

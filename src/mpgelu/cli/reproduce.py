@@ -64,6 +64,9 @@ def reproduce_uci(
     borrow_rate: Annotated[
         bool, typer.Option(help="Let ReLU with full covariance take the rate found with diagonal covariance.")
     ] = False,
+    rate: Annotated[
+        float | None, typer.Option(min=0, max=0.99, help="Train with this dropout rate instead of searching for one.")
+    ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas. The tables show seed 0.")] = "0",
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of training; the paper's 500.")] = 500,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes.")] = 1,
@@ -86,7 +89,7 @@ def reproduce_uci(
     chosen = list(cells(uci_names(datasets), numbers("tables", tables, 1, 4), numbers("seeds", seeds, 0, 2**31)))
     make_folder(output)
     if not tables_only:
-        effort = Effort(splits, grid_splits, full_relu_splits, borrow_rate, epochs)
+        effort = Effort(splits, grid_splits, full_relu_splits, borrow_rate, epochs, rate)
         folder = None if data is None else str(data)
         try:
             store = run(chosen, effort, path, data=folder, jobs=jobs, backend=backend, scheduler=scheduler)

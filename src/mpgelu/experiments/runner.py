@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from mpgelu.datasets import load_uci
 from mpgelu.errors import InputError
 from mpgelu.experiments.store import Store
-from mpgelu.experiments.uci import IDENTITY, Cell, Effort, models_left, run_cell, time_predictions
+from mpgelu.experiments.uci import GIVEN, IDENTITY, Cell, Effort, models_left, run_cell, time_predictions
 
 BACKENDS = ("loky", "dask", "ray")
 _POLL_SECONDS = 1.0
@@ -44,13 +44,15 @@ def run(
         progress: show a bar with the time left.
 
     Raises:
-        InputError: The backend is unknown or not installed, or the store holds models of another number of epochs.
+        InputError: The backend is unknown or not installed, or the store holds models of another number of epochs or
+            way to choose the rate.
         DataError: A data set or the store cannot be read or written.
     """
     _check_backend(backend, scheduler)
     store = Store(path.resolve(), IDENTITY)  # workers may have another working folder
     data = None if data is None else str(Path(data).expanduser().resolve())
     _check_epochs(store, effort.epochs)
+    _check_rates(store, effort.rate)
     available = {name: len(load_uci(name, data).splits) for name in {cell.dataset for cell in cells}}  # also downloads
     done = store.keys()
     left = sum(models_left(cell, effort, done, available[cell.dataset]) for cell in cells)
@@ -96,6 +98,17 @@ def _finish(cell: Cell, effort: Effort, store: Store, data: str | None) -> None:
     """Run a cell in a worker; what it finished is in the store."""
     for _ in run_cell(cell, effort, store, data):
         pass
+
+
+def _check_rates(store: Store, rate: float | None) -> None:
+    """Refuse to mix models of a given rate with those of another one, or of the search, in one store."""
+    found = {record["rate"] if record["rate_from"] == GIVEN else None for record in store if record["kind"] == "test"}
+    others = sorted("searched rates" if other is None else f"rate {other:g}" for other in found - {rate})
+    if others:
+        raise InputError(
+            f"reproduce: {store.path} holds models of {', '.join(others)}, not of "
+            f"{'searched rates' if rate is None else f'rate {rate:g}'}; give another output folder"
+        )
 
 
 @contextlib.contextmanager

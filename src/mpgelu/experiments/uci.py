@@ -34,6 +34,7 @@ from mpgelu.training import fit
 
 IDENTITY = ("kind", "dataset", "nonlinearity", "outputs", "covariance", "seed", "split", "rate")
 LARGE = ("kin8nm", "naval", "power", "protein")
+GIVEN = "given"  # how a rate was chosen that was not searched for
 NONLINEARITIES: tuple[Nonlinearity, ...] = ("mpgelu", "relu")
 
 _EPOCHS = 500
@@ -74,6 +75,7 @@ class Effort:
         full_relu_splits: test splits of ReLU with full covariance, by far the slowest network.
         borrow_rate: let ReLU with full covariance take the rate found with the diagonal one.
         epochs: of training; the paper's 500.
+        rate: of the dropout, for all cells, instead of the grid search.
     """
 
     splits: int | None = None
@@ -81,14 +83,16 @@ class Effort:
     full_relu_splits: int | None = None
     borrow_rate: bool = False
     epochs: int = _EPOCHS
+    rate: float | None = None
 
     def borrows(self, cell: Cell) -> bool:
         """Whether the cell takes its rate from the diagonal setting."""
-        return self.borrow_rate and cell.is_full_relu
+        return self.rate is None and self.borrow_rate and cell.is_full_relu
 
     def grid(self, cell: Cell, available: int) -> int:
         """Number of splits of the cell's grid search."""
-        return 0 if self.borrows(cell) else min(available, self.grid_splits or available)
+        searched = self.rate is None and not self.borrows(cell)
+        return min(available, self.grid_splits or available) if searched else 0
 
     def tests(self, cell: Cell, available: int) -> int:
         """Number of splits the cell is tested on."""
@@ -125,7 +129,7 @@ def run_cell(cell: Cell, effort: Effort, store: Store, data: str | None = None) 
     dataset = load_uci(cell.dataset, data)
     grid = itertools.product(range(effort.grid(cell, len(dataset.splits))), RATES)
     yield from _run(cell, "validation", dataset, grid, effort.epochs, store)
-    rate, chosen = best_rate(store, cell, effort.borrows(cell))
+    rate, chosen = best_rate(store, cell, effort.borrows(cell)) if effort.rate is None else (effort.rate, GIVEN)
     tests = ((split, rate) for split in range(effort.tests(cell, len(dataset.splits))))
     yield from _run(cell, "test", dataset, tests, effort.epochs, store, rate_from=chosen)
 
