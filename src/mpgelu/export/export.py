@@ -21,6 +21,7 @@ from mpgelu.parts import Parts, parts_of
 from mpgelu.stacking import Covariance
 
 _ROUNDING = 1e-7  # of a standardised feature
+_FOLDED = 1e6  # larger scales of features are not left to weights, lest squares overflow
 _NODES = 32  # components of each network's mixture over the noise, as in the library
 
 
@@ -73,15 +74,18 @@ def export_onnx(
         raise InputError(f"export_onnx: needs the package {error.name}; pip install 'mpgelu[onnx]'") from error
     parts = parts_of("export_onnx", model, features=features, likelihood=likelihood, covariance=covariance)
     graph = Graph()
-    x = _standardised(graph.value("features"), parts)
+    offset = parts.target_mean if len(parts.networks) == 1 and not levels else 0.0  # where no digits are lost by it
+    outputs = _outputs(graph.value("features"), parts, offset, cross=bool(levels))
     noise = None
     if isinstance(parts.likelihood, Gaussian):
         noise = parts.likelihood.noise_variance.item() * parts.target_scale**2
-    found = distribution(_outputs(x, parts), parts.weights.numpy(), noise, levels, _NODES)
-    results: dict[str, Any] = {"mean": (found.mean + parts.target_mean, ["rows"])}
+    found = distribution(outputs, parts.weights.numpy(), noise, levels, _NODES)
+    rest = parts.target_mean - offset
+    mean = found.mean + rest if rest else found.mean
+    results: dict[str, Any] = {"mean": (mean, ["rows"])}
     results |= {name: (getattr(found, name), ["rows"]) for name in ("stddev", "epistemic", "aleatoric")}
     if found.quantiles is not None:
-        results["quantiles"] = (found.quantiles + parts.target_mean, ["rows", len(levels)])
+        results["quantiles"] = ((found.quantiles + mean).op("Transpose", perm=[1, 0]), ["rows", len(levels)])
     about = {
         "feature_names": json.dumps(list(parts.feature_names)),
         "levels": json.dumps(levels),
@@ -91,23 +95,28 @@ def export_onnx(
     write_atomically(Path(path), content)
 
 
-def _standardised(features: Any, parts: Parts) -> Any:
-    """In units of their scales; where float32 rounds a mean, the rest is subtracted from the difference."""
+def _centred(features: Any, parts: Parts) -> Any:
+    """Features without their means; where float32 rounds a mean, the rest is subtracted from the difference."""
     mean, scale = parts.feature_mean.numpy(), parts.feature_scale.numpy()
-    rest = (mean - mean.astype(np.float32)) / scale
-    x = (features - mean) * (1 / scale)
-    return x - rest if np.abs(rest).max() > _ROUNDING else x
+    rest = mean - mean.astype(np.float32)
+    x = features - mean if mean.any() else features
+    return x - rest if np.abs(rest / scale).max() > _ROUNDING else x
 
 
-def _outputs(x: Any, parts: Parts) -> Any:
+def _outputs(features: Any, parts: Parts, offset: float, cross: bool) -> Any:
     """Moments of the networks' outputs in the target's unit: the mean times its scale, the log-variance shifted."""
     from mpgelu.export import perceptron, traced
+    from mpgelu.export.layers import layers_of
 
     two = isinstance(parts.likelihood, HeteroscedasticGaussian)
     scale = np.array([parts.target_scale, 1.0] if two else [parts.target_scale])
-    shift = np.array([0.0, 2 * np.log(parts.target_scale)] if two else [0.0])
-    layers = perceptron.layers_of(parts.networks)
+    shift = np.array([offset, 2 * np.log(parts.target_scale)] if two else [offset])
+    x, unit = _centred(features, parts), parts.feature_scale.numpy()
+    layers = layers_of(parts.networks)
+    if layers is None or unit.min() < 1 / _FOLDED or unit.max() > _FOLDED:
+        x, unit = x * (1 / unit), np.ones_like(unit)
     if layers is None:
         return traced.outputs(x, parts.networks, parts.covariance, scale, shift)
-    layers = [*layers[:-1], layers[-1].scaled(scale, shift)]
-    return (perceptron.exact if parts.covariance == "exact" else perceptron.diagonal)(x, layers)
+    layers[0] = layers[0].of_inputs(unit)
+    layers[-1] = layers[-1].scaled(scale, shift)
+    return perceptron.exact(x, layers, cross) if parts.covariance == "exact" else perceptron.diagonal(x, layers)

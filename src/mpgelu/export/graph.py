@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,18 +50,29 @@ class Graph:
         return tuple(Value(self, name) for name in outputs)
 
     def loop(
-        self, body: Callable[[Graph, Sequence[Value]], tuple[Value, Sequence[Value]]], most: int, start: Sequence[Value]
+        self,
+        body: Callable[[Graph, Value, Sequence[Value]], tuple[Value, Sequence[Value]]],
+        most: int,
+        begin: Value,
+        start: Sequence[Value],
     ) -> tuple[Value, ...]:
-        """Repeat ``body``, from values to whether to go on and new values, at most so many times."""
+        """Repeat ``body``, from the number of the round and values to whether to go on and new values.
+
+        Args:
+            body: adds the nodes of one round to the graph that it is given.
+            most: number of rounds.
+            begin: whether there is to be a first round.
+            start: values of the first round.
+        """
         inner = Graph(self)
-        count, go_on = inner.new_name(), inner.new_name()
+        count, go_on = inner.value(inner.new_name()), inner.new_name()
         inputs = [inner.value(inner.new_name()) for _ in start]
-        condition, results = body(inner, inputs)
+        condition, results = body(inner, count, inputs)
         subgraph = helper.make_graph(
             inner.nodes,
             "body",
             [
-                helper.make_tensor_value_info(count, TensorProto.INT64, []),
+                helper.make_tensor_value_info(count.name, TensorProto.INT64, []),
                 helper.make_tensor_value_info(go_on, TensorProto.BOOL, []),
                 *(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, None) for value in inputs),
             ],
@@ -70,7 +81,7 @@ class Graph:
                 *(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, None) for value in results),
             ],
         )
-        return self.ops("Loop", len(start), most, True, *start, body=subgraph)
+        return self.ops("Loop", len(start), most, begin, *start, body=subgraph)
 
     def include(self, model: onnx.ModelProto, *inputs: Value) -> list[Value]:
         """All of another model's nodes, applied to these values; gives its outputs."""
@@ -99,20 +110,22 @@ class Graph:
         outputs: Mapping[str, tuple[Value, Sequence[str | int]]],
         metadata: Mapping[str, str],
     ) -> onnx.ModelProto:
-        """The finished, checked model; every value is float32.
+        """The finished, checked model without nodes that nothing needs; every value is float32.
 
         Args:
             inputs: shape of each; a name stands for a size known when the graph runs.
-            outputs: value and shape of each.
+            outputs: value, which a node must give and no other output be, and shape of each.
             metadata: texts kept with the graph.
         """
-        final = [helper.make_node("Identity", [value.name], [name]) for name, (value, _) in outputs.items()]
+        final = {name: value.name for name, (value, _) in outputs.items()}
+        nodes = _renamed(_needed(self.nodes, final.values()), {value: name for name, value in final.items()})
+        used = {name for node in nodes for name in _inputs(node)}
         graph = helper.make_graph(
-            [*self.nodes, *final],
+            nodes,
             "mpgelu",
             [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
             [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, (_, shape) in outputs.items()],
-            list(self.constants.values()),
+            [tensor for name, tensor in self.constants.items() if name in used],
         )
         model = helper.make_model(
             graph, producer_name="mpgelu", ir_version=_IR_VERSION, opset_imports=[helper.make_opsetid("", OPSET)]
@@ -127,6 +140,41 @@ class Graph:
         return f"v{len(self._names)}"
 
 
+def _inputs(node: onnx.NodeProto) -> Iterator[str]:
+    """Names of what a node takes, also inside its body."""
+    yield from node.input
+    for attribute in node.attribute:
+        for inner in attribute.g.node:
+            yield from _inputs(inner)
+
+
+def _needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
+    """The nodes that lead to outputs."""
+    wanted, found = set(outputs), []
+    for node in reversed(nodes):
+        if wanted.intersection(node.output):
+            wanted.update(_inputs(node))
+            found.append(node)
+    return found[::-1]
+
+
+def _renamed(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> list[onnx.NodeProto]:
+    """Copies of nodes with other names of some values, also inside their bodies."""
+    copies = []
+    for node in nodes:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copy.input[:] = [names.get(name, name) for name in node.input]
+        copy.output[:] = [names.get(name, name) for name in node.output]
+        for attribute in copy.attribute:
+            if attribute.HasField("g"):
+                inner = _renamed(attribute.g.node, names)
+                del attribute.g.node[:]
+                attribute.g.node.extend(inner)
+        copies.append(copy)
+    return copies
+
+
 class Value:
     """What one node gives; operators and methods add further nodes.
 
@@ -134,6 +182,8 @@ class Value:
         graph: that it belongs to.
         name: of the value in the graph.
     """
+
+    __array_ufunc__ = None  # lets an array on the left leave the operation to us
 
     def __init__(self, graph: Graph, name: str) -> None:
         self.graph, self.name = graph, name
@@ -178,14 +228,18 @@ class Value:
         """The exponential."""
         return self.op("Exp")
 
-    def unsqueeze(self, axis: int) -> Value:
-        """With a new dimension of size one."""
-        return self.op("Unsqueeze", [axis])
+    def reshape(self, *shape: int) -> Value:
+        """The same numbers in other dimensions: 0 stays as it is, -1 is found."""
+        return self.op("Reshape", shape)
 
-    def take(self, index: int, axis: int = -1) -> Value:
-        """One entry of a dimension, which vanishes."""
-        return self.op("Gather", index, axis=axis)
+    def take(self, index: int) -> Value:
+        """One entry of the first dimension, which vanishes."""
+        return self.op("Gather", index, axis=0)
 
-    def sum(self, axis: int) -> Value:
-        """Sum over a dimension, which vanishes."""
-        return self.op("ReduceSum", [axis], keepdims=0)
+    def pick(self, indices: Sequence[int]) -> Value:
+        """Some entries of the first dimension."""
+        return self.op("Gather", indices, axis=0)
+
+    def sum(self, *axes: int, keep: bool = False) -> Value:
+        """Sum over dimensions, which vanish, or are of size one."""
+        return self.op("ReduceSum", axes, keepdims=int(keep))

@@ -1,8 +1,11 @@
-r"""Ensembles of MP-GELU perceptrons as few nodes: every constant folded, no factor carried further than needed.
+r"""Ensembles of MP-GELU perceptrons as few nodes: constants folded, few arrays with few dimensions.
 
-A unit :math:`h \sim (m, v)` after MP-GELU and a mask of mean g and variance n, with :math:`k = \Phi(m / \sqrt v)` and
-:math:`q = v + m^2`, has mean :math:`g k m`, gain :math:`g k` and the residual variance :math:`k q (g^2 (1 - k) + n)`.
-The graph works with :math:`2 k` and leaves the factor :math:`g / 2` to the next weights.
+A unit :math:`h \sim (m, v)` after MP-GELU and a mask of mean g and variance n has mean :math:`g k m`, gain :math:`g k`
+and residual variance :math:`g^2 k q\, (1 - k + n / g^2)`, with :math:`k = \Phi(m / \sqrt v)` and
+:math:`q = v + m^2`. The graph carries :math:`2 v`, which the error function wants, and leaves g to the next weights.
+
+Values of one network are ``(rows, units)``, those of M networks ``(M, rows, units)``. Weights and what belongs to them
+always have the dimension M. In front of it there is room for outputs, ``(outputs, M, rows, units)``.
 """
 
 from __future__ import annotations
@@ -13,231 +16,306 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from mpgelu.export.graph import Value
-from mpgelu.layers import MPGELU, Dropout, GaussianLinear, Linear
-from mpgelu.rules.dropout import mask_moments
+from mpgelu.export.layers import Array, Layer
 from mpgelu.rules.normal import smallest_variance
 
-Array = NDArray[np.float64]
 # Added to every variance, so that a unit without any is divided by a number; it counts as none to the library too.
 _NO_VARIANCE = smallest_variance(torch.float32)
+_TINY = 1e-30
+_SMALL_RATE = 0.01  # beside 1 in float32, less than this loses more digits than we can spare
+PAIRS = ([0, 1, 0], [0, 1, 1])  # of two outputs: those of the two variances and of the covariance
+OF_FLUCTUATIONS = np.sqrt([1.0, 0.5])  # scales of what outputs do, for half the second's variance is what is used
 
 
 class Outputs(NamedTuple):
     """Moments of the outputs of M networks in the graph, without the dimension M if it is 1.
 
     Args:
-        mean: ``(M, rows, outputs)``.
-        variance: ``(M, rows, outputs)``.
-        covariance: of the first and the second output, ``(M, rows)``; ``None`` if there is none.
+        mean: ``(outputs, M, rows)``.
+        variance: of the same shape, of fluctuations scaled by ``OF_FLUCTUATIONS``.
+        correlated: whether a third row follows: of the variances the covariance, of the means any.
     """
 
     mean: Value
     variance: Value
-    covariance: Value | None
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One linear layer of M networks with the mask before it; without the first dimension if M is 1.
-
-    Args:
-        weight: ``(M, before, after)``.
-        bias: ``(M, 1, after)``.
-        gain: mean of the mask, ``(M, 1, 1)``.
-        noise: variance of the mask, ``(M, 1, 1)``.
-        weight_variance: as ``weight``, or ``None`` if the weights are known.
-        bias_variance: as ``bias``.
-    """
-
-    weight: Array
-    bias: Array
-    gain: Array
-    noise: Array
-    weight_variance: Array | None
-    bias_variance: Array
-
-    @property
-    def half(self) -> Array:
-        """The weights after MP-GELU, whose graph gives twice the keep-probability."""
-        return self.weight * self.gain / 2
-
-    def scaled(self, scale: Array, shift: Array) -> Layer:
-        """The layer with its outputs multiplied by ``scale`` and then shifted, ``(after,)``."""
-        variance = None if self.weight_variance is None else self.weight_variance * scale**2
-        weight, bias = self.weight * scale, self.bias * scale + shift
-        return Layer(weight, bias, self.gain, self.noise, variance, self.bias_variance * scale**2)
-
-
-def layers_of(networks: Sequence[nn.Module]) -> list[Layer] | None:
-    """The networks layer by layer, if they are linear layers with MP-GELU between them and dropout before any."""
-    each = [_parts(network) for network in networks]
-    if any(parts is None for parts in each):
-        return None
-    layers = []
-    for same in zip(*(parts for parts in each if parts is not None), strict=True):
-        weight, bias, weight_variance, bias_variance, gain, noise = map(_stacked, zip(*same, strict=True))
-        uncertain = weight_variance.any() or bias_variance.any()
-        layers.append(Layer(weight, bias, gain, noise, weight_variance if uncertain else None, bias_variance))
-    return layers
-
-
-def _parts(network: nn.Module) -> list[tuple[Tensor, ...]] | None:
-    """Weight, bias, their variances, mean and variance of the mask of every linear layer."""
-    found: list[tuple[Tensor, ...]] = []
-    mask: tuple[Tensor | float, Tensor | float] = (1.0, 0.0)
-    expected: tuple[type[nn.Module], ...] = (Dropout, Linear, GaussianLinear)
-    for module in network.children() if type(network) is nn.Sequential else ():
-        if type(module) not in expected:
-            return None
-        if isinstance(module, Dropout):
-            mask, expected = mask_moments(module.rate.double(), module.rescale), (Linear, GaussianLinear)
-        elif isinstance(module, Linear | GaussianLinear):
-            weight = module.weight.double()
-            bias = weight.new_zeros(len(weight)) if module.bias is None else module.bias.double()
-            variances = (torch.zeros_like(weight), torch.zeros_like(bias))
-            if isinstance(module, GaussianLinear):
-                held = module.bias_variance
-                variances = module.weight_variance.double(), variances[1] if held is None else held.double()
-            numbers = (torch.as_tensor(part, dtype=torch.float64).reshape(1, 1) for part in mask)
-            found.append((weight.mT, bias[None], variances[0].mT, variances[1][None], *numbers))
-            mask, expected = (1.0, 0.0), (MPGELU,)
-        else:
-            expected = (Dropout, Linear, GaussianLinear)
-    return found if expected == (MPGELU,) else None
-
-
-def _stacked(parts: Sequence[Tensor]) -> Array:
-    stacked: Array = torch.stack(list(parts)).detach().numpy()
-    return stacked[0] if len(parts) == 1 else stacked
+    correlated: bool
 
 
 def diagonal(x: Value, layers: Sequence[Layer]) -> Outputs:
     """Mean and variance of every unit, correlations dropped.
 
     Args:
-        x: standardised features ``(rows, n)``.
+        x: centred features ``(rows, n)``.
         layers: of the networks.
     """
-    mean, variance = _first(x, layers[0])
-    for layer in layers[1:]:
-        unit = _Unit.of(mean, variance, layer)
-        mean = _affine(unit.mean, layer.half, layer.bias)
-        variance = _affine(unit.residual + unit.keep.square() * variance, layer.half**2, _NO_VARIANCE)
-        variance = _plus(variance, unit.from_weights)
-    return Outputs(mean, variance, None)
+    *hidden, last = layers
+    inputs = _Inputs(x, x * x)
+    if not hidden:
+        return _outputs(inputs, inputs.second_moment, last, last.noise_weight)
+    mean, twice, _ = _first(inputs, hidden[0])
+    for layer in hidden[1:]:
+        unit = _Unit.of(mean, twice, layer)
+        mean = _affine(unit.mean, layer.mean_weight, _nonzero(layer.bias))
+        twice = _twice(unit.variance, layer, [_from_weights(unit, layer)])
+    unit = _Unit.of(mean, twice, last)
+    return _outputs(unit, unit.variance, last, last.mean_weight)
 
 
-def exact(x: Value, layers: Sequence[Layer]) -> Outputs:
+def exact(x: Value, layers: Sequence[Layer], cross: bool) -> Outputs:
     """Mean and covariance of the outputs with every correlation kept.
 
+    What the sources of noise do is taken forward to hidden units, for each of them wants its variance. The few outputs
+    are taken back to the sources instead.
+
     Args:
-        x: standardised features ``(rows, n)``.
+        x: centred features ``(rows, n)``.
         layers: of the networks.
+        cross: whether the covariance of two outputs is wanted.
     """
-    mean, variance = _first(x, layers[0])
-    added = _first_from_weights(x, layers[0])
-    # The newest sources: their variances and standard deviations, and what they do to the units.
-    residual, deviation, weight = x.square(), x, layers[0].weight * np.sqrt(layers[0].noise)
-    factors: Value | None = None  # what all older sources do, times their deviations, (M, rows, sources, units)
-    for layer in layers[1:]:
-        unit = _Unit.of(mean, variance, layer, added)
-        mean = _affine(unit.mean, layer.half, layer.bias)
-        variance = _plus(_affine(unit.residual, layer.half**2, _NO_VARIANCE), unit.from_weights)
-        sources = [] if factors is None else [factors]
-        if layer is layers[-1]:
-            factors = _to_outputs(sources, deviation, weight, unit.keep, layer.half)
-        elif weight.any():
-            joined = _joined([*sources, deviation.unsqueeze(-1) * _rows(weight)], -2)
-            factors = (joined * unit.keep.unsqueeze(-2)) @ _rows(layer.half)
-        if factors is not None:
-            variance = variance + factors.op("ReduceSumSquare", [-1 if layer is layers[-1] else -2], keepdims=0)
-        residual, deviation, weight = unit.residual, unit.residual.sqrt(), layer.half
-        added = unit.from_weights
-    if weight.shape[-1] == 1:
-        return Outputs(mean, variance, None)
-    covariance = (residual @ (weight[..., :1] * weight[..., 1:])).take(0)
-    if factors is not None:
-        covariance = covariance + (factors.take(0, -2) * factors.take(1, -2)).sum(-1)
-    return Outputs(mean, variance, covariance)
+    *hidden, last = layers
+    inputs = _Inputs(x, x * x)
+    if not hidden:
+        return _outputs(inputs, inputs.second_moment, last, last.noise_weight, cross=cross)
+    mean, twice, added = _first(inputs, hidden[0])
+    units = [_Unit.of(mean, twice, layers[1], added)]
+    sources: list[_Sources] = []
+    if hidden[0].noise.any():
+        sources.append(_Sources.new(hidden[0].noise_weight, inputs.second_moment.reshape(-1, 1, hidden[0].before)))
+    for layer, following in zip(hidden[1:], layers[2:], strict=True):
+        unit, keep = units[-1], _row_wise(units[-1].keep, layer)
+        mean = _affine(unit.mean, layer.mean_weight, _nonzero(layer.bias))
+        sources = [source.through(keep, layer) for source in sources]
+        added = _from_weights(unit, layer)
+        twice = _twice(unit.residual, layer, [*(source.twice(layer) for source in sources), added])
+        sources.append(_Sources.new(layer.mean_weight, _row_wise(unit.residual, layer)))
+        units.append(_Unit.of(mean, twice, following, added))
+    return _outputs(units[-1], units[-1].residual, last, last.mean_weight, _to_sources(x, units, layers), cross)
 
 
-def _to_outputs(sources: list[Value], deviation: Value, weight: Array, keep: Value, last: Array) -> Value | None:
-    """What all sources do to the outputs, ``(M, rows, outputs, sources)``: from the few outputs back to the sources."""
-    backward = keep.unsqueeze(-2) * _rows(last.swapaxes(-1, -2))  # (M, rows, outputs, units)
-    order = [*range(last.ndim - 1), last.ndim, last.ndim - 1]
-    parts = [backward @ source.op("Transpose", perm=order) for source in sources]
-    if weight.any():
-        parts.append((backward @ _rows(weight.swapaxes(-1, -2))) * deviation.unsqueeze(-2))
-    return _joined(parts, -1) if parts else None
+class _Inputs(NamedTuple):
+    """Features, as the first layer meets them."""
+
+    mean: Value
+    second_moment: Value
 
 
 @dataclass(frozen=True)
 class _Unit:
-    """Units after MP-GELU and the next layer's mask; see the formulas of the module.
+    """Units after MP-GELU, in the face of the next layer's mask; see the formulas of the module.
 
     Args:
-        keep: 2 k.
-        mean: 2 k m.
-        residual: 4 k q ((1 - k) + n / g^2), and what the weights before added.
-        from_weights: what the random weights of the next layer add to its variances.
+        keep: k.
+        mean: k m.
+        second_moment: k q.
+        residual: k q (1 - k + n / g^2), and what random weights before added.
+        variance: of the masked unit over g^2.
     """
 
     keep: Value
     mean: Value
+    second_moment: Value
     residual: Value
-    from_weights: Value | None
+    variance: Value
 
     @staticmethod
-    def of(mean: Value, variance: Value, layer: Layer, added: Value | None = None) -> _Unit:
-        positive = (mean / variance.sqrt() * np.sqrt(0.5)).op("Erf")  # 2 k - 1
-        keep, dropped = positive + 1.0, 1.0 - positive
-        if layer.noise.any():  # apart from the 1, beside which a small rate would lose its digits
-            dropped = dropped + 2 * layer.noise / layer.gain**2
-        second = keep * (mean.square() + variance)  # 2 k q
-        residual = second * dropped
-        if added is not None:
-            residual = residual + keep.square() * added
-        from_weights = None
-        if layer.weight_variance is not None:
-            factor = (layer.gain**2 + layer.noise) / 2
-            from_weights = _affine(second, factor * layer.weight_variance, layer.bias_variance)
-        return _Unit(keep, keep * mean, residual, from_weights)
+    def of(mean: Value, twice: Value, layer: Layer, added: Value | None = None) -> _Unit:
+        """From the mean and twice the variance before, and the part of that which random weights added."""
+        erf = (mean / twice.sqrt()).op("Erf")  # 2 k - 1
+        keep = erf.op("HardSigmoid", alpha=0.5, beta=0.5)  # the fastest way to an affine function
+        half = erf.op("HardSigmoid", alpha=0.25, beta=0.25)
+        ratio = _mask_ratio(layer)
+        dropped = (1.0 - keep) + ratio if np.any((ratio > 0) & (ratio < _SMALL_RATE)) else (1 + ratio) - keep
+        after = keep * mean
+        product = after * mean
+        second_moment = product + half * twice
+        residual = _plus(second_moment * dropped, None if added is None else keep * half * added)
+        variance = product * dropped + keep * (0.5 + ratio / 2) * twice
+        return _Unit(keep, after, second_moment, residual, variance)
 
 
-def _first(x: Value, layer: Layer) -> tuple[Value, Value]:
-    """Mean and variance of the first linear layer's units, of certain features."""
-    variance = layer.noise * layer.weight**2
+class _Sources(NamedTuple):
+    """Sources of noise that came up in the same place.
+
+    Args:
+        size: how many.
+        factor: what each would do to every unit of a layer if its variance were 2, ``(M, rows or 1, size, units)``.
+        variances: of the sources, ``(M, rows, 1, size)``.
+    """
+
+    size: int
+    factor: Value | Array
+    variances: Value
+
+    @staticmethod
+    def new(weight: Array, variances: Value) -> _Sources:
+        """Just before the weights."""
+        return _Sources(weight.shape[1], np.sqrt(2) * (weight[0] if len(weight) == 1 else weight[:, None]), variances)
+
+    def through(self, keep: Value, layer: Layer) -> _Sources:
+        """After MP-GELU, with its gains ``(M, rows, 1, units)``, and the layer."""
+        kept, networks = keep * self.factor, _networks(layer.weight)
+        if not networks:
+            return self._replace(factor=kept @ layer.mean_weight[0])
+        factor = kept.reshape(*networks, -1, layer.before) @ layer.mean_weight  # few products of large matrices
+        return self._replace(factor=factor.reshape(*networks, -1, self.size, layer.after))
+
+    def twice(self, layer: Layer) -> Value:
+        """Twice the variance that they give to each unit after the layer that they went through."""
+        assert isinstance(self.factor, Value)
+        given = self.variances @ self.factor.square()  # (M, rows, 1, units)
+        return given.reshape(*_networks(layer.weight), -1, layer.after)
+
+
+def _first(inputs: _Inputs, layer: Layer) -> tuple[Value, Value, Value | None]:
+    """Mean, twice the variance, and the part of that which random weights add, of the first layer's units."""
+    mean = _from_features(inputs.mean, layer.mean_weight, layer.bias)
+    variance, added = layer.noise_weight**2, None
     if layer.weight_variance is not None:
-        variance = variance + (layer.gain**2 + layer.noise) * layer.weight_variance
-    mean = _affine(x, layer.gain * layer.weight, layer.bias)
-    return mean, _affine(x.square(), variance, layer.bias_variance + _NO_VARIANCE)
+        variance = variance + layer.second_moment_weight
+        added = _from_features(inputs.second_moment, 2 * layer.second_moment_weight, 2 * layer.bias_variance)
+    return mean, _from_features(inputs.second_moment, 2 * variance, 2 * layer.bias_variance + 2 * _NO_VARIANCE), added
 
 
-def _first_from_weights(x: Value, layer: Layer) -> Value | None:
+def _from_weights(unit: _Unit, layer: Layer) -> Value | None:
+    """Twice the variance that random weights add."""
     if layer.weight_variance is None:
         return None
-    return _affine(x.square(), (layer.gain**2 + layer.noise) * layer.weight_variance, layer.bias_variance)
+    return _affine(unit.second_moment, 2 * layer.second_moment_weight, 2 * layer.bias_variance)
 
 
-def _affine(x: Value, weight: Array, bias: Array | float) -> Value:
-    """``x @ weight + bias`` as one node for one network."""
-    if weight.ndim == 2:
-        return x.op("Gemm", weight, np.broadcast_to(bias, (1, weight.shape[-1]))[0])
-    return x @ weight + bias
+def _twice(fluctuation: Value, layer: Layer, terms: Sequence[Value | None]) -> Value:
+    """Twice the variance after a layer: of independent fluctuations before it, and more terms.
+
+    If the mask makes noise, a unit without any variance has no mean but its bias, which is not zero and decides it.
+    """
+    more: list[Value | float] = [term for term in terms if term is not None]
+    if not layer.noise.all():
+        more.insert(0, 2 * _NO_VARIANCE)
+    twice = _affine(fluctuation, 2 * layer.mean_weight**2, more[0] if more else None)
+    for term in more[1:]:
+        twice = twice + term
+    return twice
 
 
-def _plus(value: Value, more: Value | None) -> Value:
+def _nonzero(bias: Array) -> Array:
+    """See ``_twice``."""
+    return np.where(np.abs(bias) < _TINY, _TINY, bias)
+
+
+def _to_sources(x: Value, units: Sequence[_Unit], layers: Sequence[Layer]) -> list[Value]:
+    """What sources of noise do to the outputs, times their deviations, ``(outputs, M, rows, sources)`` each.
+
+    All but the residuals of the last units, which are next to the outputs.
+    """
+    found = []
+    weight = layers[-1].mean_weight * OF_FLUCTUATIONS[: layers[-1].after]
+    backward = units[-1].keep * _by_output(weight)  # (outputs, M, rows, units)
+    for unit, layer in zip(units[-2::-1], layers[-2:0:-1], strict=True):
+        backward = backward @ _single(layer.mean_weight.swapaxes(1, 2))
+        found.append(backward * unit.residual.sqrt())
+        backward = backward * unit.keep
+    if layers[0].noise.any():
+        found.append(backward @ _single(layers[0].noise_weight.swapaxes(1, 2)) * x)
+    return found
+
+
+def _outputs(
+    unit: _Unit | _Inputs,
+    fluctuation: Value,
+    last: Layer,
+    weight: Array,
+    sources: Sequence[Value] = (),
+    cross: bool = False,
+) -> Outputs:
+    """The last layer.
+
+    Args:
+        unit: before it.
+        fluctuation: independent variances before it.
+        last: the layer.
+        weight: that takes the deviations of these to the outputs.
+        sources: what others do to the outputs, from ``_to_sources``.
+        cross: whether the covariance of two outputs is wanted.
+    """
+    correlated = cross and last.after == 2
+    first, second = PAIRS if correlated else ([*range(last.after)], [*range(last.after)])
+    scale = OF_FLUCTUATIONS[: last.after]
+    weight = weight * scale
+    variance: Value | None = None
+    if sources:
+        joined = sources[0].op("Concat", *sources[1:], axis=-1) if len(sources) > 1 else sources[0]
+        if correlated:
+            variance = (joined.pick(first) * joined.pick(second)).sum(-1)
+        else:
+            variance = _sum_of_squares(joined, len(weight))
+    variance = _to_outputs(fluctuation, weight[..., first] * weight[..., second], variance)
+    if last.weight_variance is not None:
+        apart = (scale**2)[first] * np.equal(first, second)
+        added = last.second_moment_weight[..., first] * apart, last.bias_variance[..., first] * apart
+        variance = variance + _to_outputs(unit.second_moment, *added)
+    mean = _to_outputs(unit.mean, last.mean_weight[..., first], last.bias[..., first])
+    return Outputs(mean, variance, correlated)
+
+
+def _from_features(x: Value, weight: Array, bias: Array) -> Value:
+    """An affine function of features ``(rows, n)`` for all networks: one product of matrices."""
+    count, before, after = weight.shape
+    if count == 1:
+        return _affine(x, weight, bias)
+    flat = x.op("Gemm", weight.swapaxes(0, 1).reshape(before, -1), bias.ravel())
+    return flat.reshape(-1, count, after).op("Transpose", perm=[1, 0, 2])
+
+
+def _affine(value: Value, weight: Array, bias: Array | Value | float | None) -> Value:
+    """``value @ weight + bias``, as one node for one network."""
+    if len(weight) > 1:
+        return _plus(value @ weight, bias)
+    if isinstance(bias, np.ndarray | float):
+        bias = value.graph.constant(np.broadcast_to(bias, (1, 1, weight.shape[-1]))[0, 0])
+    return value.op("Gemm", weight[0], *([] if bias is None else [bias]))
+
+
+def _to_outputs(value: Value, weight: Array, bias: Array | Value | None = None) -> Value:
+    """``value @ weight + bias`` with outputs first and rows last, ``(outputs, M, rows)``."""
+    if isinstance(bias, np.ndarray):
+        bias = value.graph.constant(bias[0].T if len(weight) == 1 else bias.transpose(2, 0, 1))
+    if len(weight) > 1:
+        return _plus((value * _by_output(weight)).sum(-1), bias)
+    return value.graph.op("Gemm", weight[0].T, value, *([] if bias is None else [bias]), transB=1)
+
+
+def _by_output(weight: Array) -> Array:
+    """Weights that meet values unit by unit: ``(outputs, M, 1, units)``."""
+    return weight[0].T[:, None] if len(weight) == 1 else weight.transpose(2, 0, 1)[:, :, None]
+
+
+def _single(weight: Array) -> Array:
+    """Without the dimension M if it is 1."""
+    return weight[0] if len(weight) == 1 else weight
+
+
+def _row_wise(value: Value, layer: Layer) -> Value:
+    """Values before a layer with room for sources: ``(M, rows, 1, units)``."""
+    return value.reshape(*_networks(layer.weight), -1, 1, layer.before)
+
+
+def _networks(weight: Array) -> tuple[int, ...]:
+    """The dimension before those of one network's values."""
+    return weight.shape[:1] if len(weight) > 1 else ()
+
+
+def _mask_ratio(layer: Layer) -> Array:
+    """Variance of the mask over its squared mean: ``(M, 1, 1)``, or one number if it is the same for all networks."""
+    ratio = layer.noise / layer.gain**2
+    return ratio[0, 0, 0, ...] if np.ptp(ratio) == 0 else ratio
+
+
+def _sum_of_squares(value: Value, count: int) -> Value:
+    """Over the last dimension; the one node is slower than two where there is much to sum."""
+    return value.op("ReduceSumSquare", [-1], keepdims=0) if count == 1 else value.square().sum(-1)
+
+
+def _plus(value: Value, more: Value | Array | float | None) -> Value:
     return value if more is None else value + more
-
-
-def _joined(parts: Sequence[Value], axis: int) -> Value:
-    return parts[0].op("Concat", *parts[1:], axis=axis) if len(parts) > 1 else parts[0]
-
-
-def _rows(weight: Array) -> Array:
-    """A weight that meets values with a dimension of sources: ``(M, 1, before, after)``."""
-    return weight if weight.ndim == 2 else weight[:, None]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mpgelu.errors import InputError
 from mpgelu.export.graph import OPSET, Value
-from mpgelu.export.perceptron import Outputs
+from mpgelu.export.perceptron import OF_FLUCTUATIONS, PAIRS, Outputs
 from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
 from mpgelu.stacking import Covariance
 
@@ -56,8 +56,8 @@ class _Moments(nn.Module):
     def _moments(self, outputs: Moments) -> tuple[Tensor, ...]:
         if outputs.features == 1 or self.kind is DiagonalMoments:
             return outputs.mean, outputs.variance
-        covariance = outputs.covariance
-        return outputs.mean, covariance.diagonal(dim1=-2, dim2=-1), covariance[..., 0, 1]
+        first, second = PAIRS
+        return outputs.mean[..., first], outputs.covariance[..., first, second]
 
 
 def outputs(
@@ -96,5 +96,13 @@ def outputs(
         except torch.onnx.OnnxExporterError as error:
             raise InputError(f"export_onnx: torch cannot trace this network: {str(error).splitlines()[0]}") from error
     assert program is not None
-    mean, variance, *cross = x.graph.include(program.model_proto, x)
-    return Outputs(mean * scale + shift, variance * scale**2, cross[0] * np.prod(scale) if cross else None)
+    mean, variance = x.graph.include(program.model_proto, x)
+    correlated = covariance == "exact" and len(scale) == 2
+    first, second = PAIRS if correlated else (slice(None), slice(None))
+    order = [2, 0, 1] if len(networks) > 1 else [1, 0]
+    fluctuation = scale * OF_FLUCTUATIONS[: len(scale)]
+    return Outputs(
+        mean=(mean * scale[first] + shift[first]).op("Transpose", perm=order),
+        variance=(variance * (fluctuation[first] * fluctuation[second])).op("Transpose", perm=order),
+        correlated=correlated,
+    )

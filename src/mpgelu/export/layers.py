@@ -1,0 +1,115 @@
+"""Perceptrons as the numbers of their layers, all networks of an ensemble at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from mpgelu.layers import MPGELU, Dropout, GaussianLinear, Linear
+from mpgelu.rules.dropout import mask_moments
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One linear layer of M networks with the mask before it.
+
+    Args:
+        weight: ``(M, before, after)``.
+        bias: ``(M, 1, after)``.
+        gain: mean of the mask, ``(M, 1, 1)``.
+        noise: variance of the mask, ``(M, 1, 1)``.
+        weight_variance: as ``weight``, or ``None`` if the weights are known.
+        bias_variance: as ``bias``.
+    """
+
+    weight: Array
+    bias: Array
+    gain: Array
+    noise: Array
+    weight_variance: Array | None
+    bias_variance: Array
+
+    @property
+    def before(self) -> int:
+        """Number of inputs."""
+        return int(self.weight.shape[1])
+
+    @property
+    def after(self) -> int:
+        """Number of outputs."""
+        return int(self.weight.shape[2])
+
+    @property
+    def mean_weight(self) -> Array:
+        """Of mean and fluctuations before the mask."""
+        return self.weight * self.gain
+
+    @property
+    def noise_weight(self) -> Array:
+        """Of the fluctuations that the mask makes of a certain value."""
+        return self.weight * np.sqrt(self.noise)
+
+    @property
+    def second_moment_weight(self) -> Array:
+        """How second moments before the mask become variance, through the variance of the weights."""
+        assert self.weight_variance is not None
+        return (self.gain**2 + self.noise) * self.weight_variance
+
+    def of_inputs(self, scale: Array) -> Layer:
+        """The layer for inputs that are ``scale`` times as large, ``(before,)``."""
+        by = scale[:, None]
+        variance = None if self.weight_variance is None else self.weight_variance / by**2
+        return replace(self, weight=self.weight / by, weight_variance=variance)
+
+    def scaled(self, scale: Array, shift: Array) -> Layer:
+        """The layer with its outputs multiplied by ``scale`` and then shifted, ``(after,)``."""
+        variance = None if self.weight_variance is None else self.weight_variance * scale**2
+        weight, bias = self.weight * scale, self.bias * scale + shift
+        return Layer(weight, bias, self.gain, self.noise, variance, self.bias_variance * scale**2)
+
+
+def layers_of(networks: Sequence[nn.Module]) -> list[Layer] | None:
+    """The networks layer by layer, if they are linear layers with MP-GELU between them and dropout before any."""
+    each = [_parts(network) for network in networks]
+    if any(parts is None for parts in each):
+        return None
+    layers = []
+    for same in zip(*(parts for parts in each if parts is not None), strict=True):
+        weight, bias, weight_variance, bias_variance, gain, noise = (
+            torch.stack(part).detach().numpy() for part in zip(*same, strict=True)
+        )
+        uncertain = weight_variance.any() or bias_variance.any()
+        layers.append(Layer(weight, bias, gain, noise, weight_variance if uncertain else None, bias_variance))
+    return layers
+
+
+def _parts(network: nn.Module) -> list[tuple[Tensor, ...]] | None:
+    """Weight, bias, their variances, mean and variance of the mask of every linear layer."""
+    found: list[tuple[Tensor, ...]] = []
+    mask: tuple[Tensor | float, Tensor | float] = (1.0, 0.0)
+    expected: tuple[type[nn.Module], ...] = (Dropout, Linear, GaussianLinear)
+    for module in network.children() if type(network) is nn.Sequential else ():
+        if type(module) not in expected:
+            return None
+        if isinstance(module, Dropout):
+            mask, expected = mask_moments(module.rate.double(), module.rescale), (Linear, GaussianLinear)
+        elif isinstance(module, Linear | GaussianLinear):
+            weight = module.weight.double()
+            bias = weight.new_zeros(len(weight)) if module.bias is None else module.bias.double()
+            variances = (torch.zeros_like(weight), torch.zeros_like(bias))
+            if isinstance(module, GaussianLinear):
+                held = module.bias_variance
+                variances = module.weight_variance.double(), variances[1] if held is None else held.double()
+            numbers = (torch.as_tensor(part, dtype=torch.float64).reshape(1, 1) for part in mask)
+            found.append((weight.mT, bias[None], variances[0].mT, variances[1][None], *numbers))
+            mask, expected = (1.0, 0.0), (MPGELU,)
+        else:
+            expected = (Dropout, Linear, GaussianLinear)
+    return found if expected == (MPGELU,) else None
