@@ -382,12 +382,14 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         summary: Callable[[Predictive], tuple[Tensor, ...]],
     ) -> tuple[Array, ...]:
         """A summary of every row's distribution, a chunk of rows at a time: memory for the result and no more."""
+        columns: list[list[Array]] = []
         with torch.no_grad():
-            parts = [
-                [part.numpy() for part in summary(self.ensemble_(x, std, nodes))]
-                for x, std in self._inputs(X, input_std)
-            ]
-        return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
+            for x, std in self._inputs(X, input_std):
+                parts = summary(self.ensemble_(x, std, nodes))
+                columns = columns or [[] for _ in parts]
+                for column, part in zip(columns, parts, strict=True):
+                    column.append(part.numpy())
+        return tuple(np.concatenate(columns.pop(0)) for _ in range(len(columns)))  # popped, so that it is freed
 
 
 def load(path: str | os.PathLike[str]) -> MPGELURegressor:
