@@ -71,6 +71,17 @@ def test_verify(folder: Path) -> None:
     assert "Means or covariances disagree with sampling" in audit.words()
 
 
+def test_verify_says_what_it_cannot_tell(folder: Path, tmp_path: Path) -> None:
+    table = pd.read_csv(folder / "data.csv")
+    model = mp.MPGELURegressor((6,), rate=1e-4, steps=10, members=1, random_state=0, covariance="exact")
+    model.fit(table[["a", "b"]], table.a).save(tmp_path / "model.mpgelu")
+    result = run("verify", tmp_path / "model.mpgelu", folder / "data.csv", "--draws", 100, "--networks", 1)
+    assert result.exit_code == 0, result.output
+    assert "undecided" in result.output
+    assert "neither right nor wrong: too rarely random for 100 draws" in result.output
+    assert "FAIL" not in result.output
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
