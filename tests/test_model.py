@@ -7,12 +7,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 import mpgelu as mp
 from houses import QUICK, houses
-from mpgelu.model import OUTPUTS, TableModel, _central_interval, prepare, split
-from mpgelu.predictive import Predictive
+from mpgelu.model import OUTPUTS, TableModel, prepare, split
 
 
 @pytest.fixture(scope="module")
@@ -133,20 +131,6 @@ def test_a_split_takes_every_row_once() -> None:
     held, kept = split("calibrate", 100, 0.3, 5)
     assert len(held) == 30
     assert sorted([*held, *kept]) == list(range(100))
-
-
-@pytest.mark.parametrize("level", [0.5, 0.9, 0.999])
-def test_ends_of_the_interval_of_any_mixture(level: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-    rows, count = 200, 12
-    means = 1e6 + 10 * torch.randn(rows, count, generator=generator, dtype=torch.float64)
-    variances = torch.exp(3 * torch.randn(rows, count, generator=generator, dtype=torch.float64))
-    zeros = torch.zeros(rows, dtype=torch.float64)
-    members = [Predictive.gaussian(m, zeros, v) for m, v in zip(means.unbind(1), variances.unbind(1), strict=True)]
-    p = Predictive.mixture(members)
-    ends = _central_interval(p, level)
-    np.testing.assert_allclose(p.cdf(ends[:, 0]), (1 - level) / 2, atol=2e-5)
-    np.testing.assert_allclose(p.cdf(ends[:, 1]), (1 + level) / 2, atol=2e-5)
 
 
 def test_a_level_is_a_probability(model: TableModel) -> None:

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy.special import ndtr
+from scipy.optimize import brentq
+from scipy.special import ndtr, ndtri
 from scipy.stats import norm
 from torch import Tensor
 
@@ -84,6 +85,50 @@ def by_hand(means: Tensor, variances: Tensor, log_weights: Tensor) -> Predictive
     return Predictive(means, variances, log_weights, mean, epistemic, (weights * variances).sum(-1))
 
 
+def extreme(kind: str, count: int, rows: int = 12, dtype: torch.dtype = torch.float64) -> Predictive:
+    """Components whose widths differ by up to 1e16."""
+    generator = torch.Generator().manual_seed(count)
+    uniform, normal, weight = torch.rand(3, rows, count, dtype=torch.float64, generator=generator)
+    normal, weight = normal.logit(), weight.logit()
+    means, log10_stddevs = {
+        "same mean": (0 * normal, 16 * uniform - 8),
+        "far from zero": (1e3 + 0 * normal, 16 * uniform - 8),
+        "narrow": (normal, 14 * uniform - 12),
+        "far apart": (weight.sign() * 10 ** (6 * normal.tanh()), 14 * uniform - 10),
+        "rare": (100 * normal, 12 * uniform - 8),
+    }[kind]
+    log_weights = torch.log_softmax((15 if kind == "rare" else 1) * weight, -1)
+    return by_hand(means.to(dtype), (10 ** (2 * log10_stddevs)).to(dtype), log_weights.to(dtype))
+
+
+def assert_quantiles(p: Predictive, levels: list[float], y: Tensor, tolerance: float) -> None:
+    """Each is next to the root that scipy finds, or the smaller tail there is right."""
+    log_weights = p.log_weights.expand_as(p.means).double().log_softmax(-1)
+    for row, (means, variances, logs) in enumerate(
+        zip(p.means.double(), p.variances.double(), log_weights, strict=True)
+    ):
+        for level, found in zip(torch.tensor(levels, dtype=y.dtype).tolist(), y[row].tolist(), strict=True):
+            excess, root = scipy_quantile(means.numpy(), variances.sqrt().numpy(), logs.exp().numpy(), level)
+            near = abs(found - root) <= 4 * torch.finfo(y.dtype).eps * abs(root)
+            assert near or abs(excess(found)) <= tolerance * min(level, 1 - level), (row, level, found, root)
+
+
+def scipy_quantile(
+    means: Array, stddevs: Array, weights: Array, level: float
+) -> tuple[Callable[[float], float], float]:
+    """Excess of the cdf, and its root between the smallest and the largest quantile of the components."""
+    sign, tail = (1, level) if level <= 0.5 else (-1, 1 - level)
+
+    def excess(y: float) -> float:
+        return sign * float((weights * ndtr(sign * (y - means) / stddevs)).sum() - tail)
+
+    ends = means + stddevs * ndtri(level)
+    lower, upper = float(ends.min()), float(ends.max())
+    if excess(lower) >= 0 or excess(upper) <= 0:  # up to rounding
+        return excess, lower if excess(lower) >= 0 else upper
+    return excess, brentq(excess, lower, upper, xtol=1e-300, rtol=1e-15, maxiter=10_000)
+
+
 def central(name: str) -> Tensor:
     """Targets that cover the central 99.98 %."""
     return predictive(name).quantile([1e-4, *LEVELS, 1 - 1e-4])
@@ -142,6 +187,44 @@ def test_crps_sums_over_all_pairs(count: int) -> None:
     torch.testing.assert_close(p.crps(y), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-8), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("row_weights", [False, True])
+def test_crps_of_many_components(dtype: torch.dtype, tolerance: float, row_weights: bool) -> None:
+    """By an integral where it is smooth, by pairs where it is not: both are in here, and both are right."""
+    rows, count, generator = 12, 150, torch.Generator().manual_seed(0)
+    normal = torch.randn(2, rows, count, dtype=torch.float64, generator=generator)
+    spread = torch.logspace(-1, 6, rows, dtype=torch.float64)[:, None]  # of the last rows' means, in their widths
+    log_weights = torch.log_softmax(2 * torch.randn(rows, count, dtype=torch.float64, generator=generator), -1)
+    log_weights = log_weights if row_weights else log_weights[0]
+    variances = (torch.linspace(8, 0.5, rows, dtype=torch.float64)[:, None] * normal[1]).exp()
+    p = by_hand(*(x.to(dtype) for x in (1e3 + spread * normal[0], variances, log_weights)))
+    y = p.mean + 0.5 * p.stddev
+    whole = p.crps(y)
+    with torch.no_grad():
+        torch.testing.assert_close(p.crps(y), whole, rtol=0, atol=0)
+    means, variances, weights = (x.double() for x in (p.means, p.variances, p.log_weights.double().softmax(-1)))
+
+    def absolute(m: Tensor, v: Tensor) -> Tensor:
+        a = m / v.sqrt()
+        return 2 * v.sqrt() * torch.exp(-0.5 * a**2) / math.sqrt(2 * math.pi) + m * torch.erf(a / math.sqrt(2))
+
+    pairs = absolute(means[:, :, None] - means[:, None], variances[:, :, None] + variances[:, None])
+    weights = weights.expand_as(means)
+    expected = (weights * absolute(y.double()[:, None] - means, variances)).sum(-1)
+    expected -= 0.5 * torch.einsum("ri,rj,rij->r", weights, weights, pairs)
+    torch.testing.assert_close(whole.double(), expected, rtol=tolerance, atol=0)
+
+
+def test_crps_of_many_components_takes_no_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = [predictive(name)[None] for name in ("uncorrelated", "correlated", "strongly negative", "known noise")]
+    p = Predictive.mixture(members)
+    assert p.means.shape == (1, 128)
+    by_pairs = p.affine(1.0, torch.zeros(1).double().requires_grad_()).crps(0.4)
+    assert by_pairs.requires_grad
+    monkeypatch.setattr("mpgelu.predictive._paired_difference", lambda *_: pytest.fail("by pairs"))
+    torch.testing.assert_close(p.crps(0.4), by_pairs.detach(), rtol=1e-7, atol=0)
+
+
 def test_crps_in_chunks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     p = hostile(10, 5, seed=1)
     whole = p.crps(0.5)
@@ -196,6 +279,90 @@ def test_quantile_of_hostile_mixtures_in_float32() -> None:
     levels = torch.tensor(LEVELS)
     assert (below <= levels + 1e-6).all()
     assert (above >= levels - 1e-6).all()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("count", [2, 7, 40])
+@pytest.mark.parametrize("kind", ["same mean", "far from zero", "narrow", "far apart", "rare"])
+def test_quantile_whatever_the_widths(kind: str, count: int, dtype: torch.dtype, tolerance: float) -> None:
+    p, levels = extreme(kind, count, dtype=dtype), [1e-5, 0.05, 0.3, 0.5, 0.9, 0.999]
+    assert_quantiles(p, levels, p.quantile(levels), tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("kind", ["same mean", "far from zero", "narrow", "far apart", "rare"])
+def test_quantile_whatever_the_widths_where_numbers_are_not_seen(
+    kind: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    p, levels = extreme(kind, 7, dtype=dtype), [1e-5, 0.05, 0.3, 0.5, 0.9, 0.999]
+
+    def row(means: Tensor, variances: Tensor, log_weights: Tensor) -> Tensor:
+        return by_hand(means, variances, log_weights).quantile(levels)
+
+    assert_quantiles(p, levels, torch.func.vmap(row)(p.means, p.variances, p.log_weights), tolerance)
+
+
+def test_quantile_of_a_thousand_components_far_from_the_data() -> None:
+    """A log-variance of stddev 5, as networks say far outside: most of the mass 1e12 times narrower than the whole."""
+    mean = torch.tensor([[1.0, -6.0], [-30.0, 4.0]]).double()
+    covariance = torch.tensor([[1e-12, 0.0], [0.0, 25.0]]).double()
+    parts = [Predictive.heteroscedastic(mean + shift, covariance.expand(2, 2, 2)) for shift in np.linspace(0, 3, 32)]
+    p, levels = Predictive.mixture(parts), [0.05, 0.5, 0.95]
+    assert (p.variances.amax(-1) / p.variances.amin(-1)).sqrt().min() > 1e12
+    same = by_hand(p.means, p.variances, p.log_weights.expand_as(p.means))
+    for tolerance in (0.0, 1e-5):
+        assert_quantiles(same, levels, p.quantile(levels, tolerance), max(1e-11, 20 * tolerance))
+        assert_quantiles(same, levels, same.quantile(levels, tolerance), max(1e-11, 20 * tolerance))
+
+
+@pytest.mark.parametrize("q", [1e-200, 1e-12, 1 - 1e-9])
+def test_quantile_far_out_in_a_tail(q: float) -> None:
+    p = hostile(20, 3, seed=0, spread=0.1)
+    reached = p.cdf(p.quantile(q)) if q < 0.5 else p.probability_above(p.quantile(q))
+    torch.testing.assert_close(reached, torch.full((20,), min(q, 1 - q), dtype=torch.float64), rtol=1e-9, atol=0)
+
+
+def test_weights_that_sum_to_one_up_to_rounding_leave_no_tail_out() -> None:
+    """Those of a float32 network in a float64 table."""
+    p = by_hand(torch.zeros(1, 2).double(), torch.ones(1, 2).double(), torch.full((2,), math.log(0.5) - 1e-7).double())
+    assert p.quantile(1 - 1e-9).item() == pytest.approx(norm.isf(1e-9), rel=1e-7)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.999])
+def test_interval_within_a_tolerance(level: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    means = 1e6 + 10 * torch.randn(200, 12, generator=generator, dtype=torch.float64)
+    variances = torch.exp(3 * torch.randn(200, 12, generator=generator, dtype=torch.float64))
+    p = by_hand(means, variances, torch.full((12,), -math.log(12)).double())
+    lower, upper = p.interval(level, tolerance=1e-5)
+    np.testing.assert_allclose(p.cdf(lower), (1 - level) / 2, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(p.cdf(upper), (1 + level) / 2, rtol=0, atol=1e-5)
+    assert (p.cdf(lower) - (1 - level) / 2).abs().max() > 1e-12  # it was used
+
+
+def test_components_of_infinite_variance() -> None:
+    """Half of such a component lies below every number, half above; as a log-variance overflows far from the data."""
+    means, variances = torch.zeros(1, 2).double(), torch.tensor([[1.0, math.inf]]).double().requires_grad_()
+    p = by_hand(means, variances, torch.tensor([0.8, 0.2]).double().log())
+    expected = [-math.inf, norm.ppf(0.15 / 0.8), 0.0, math.inf]
+    y = p.quantile([0.05, 0.25, 0.5, 0.95])
+    np.testing.assert_allclose(y[0].detach().numpy(), expected, atol=1e-12)
+    assert p.crps(0.3).item() == math.inf
+    (gradient,) = torch.autograd.grad(y.nan_to_num(0, 0, 0).sum(), variances)
+    assert gradient[0, 0].isfinite()
+    fields = (p.means, p.variances.detach(), p.log_weights.expand(1, 2))
+    vmapped = torch.func.vmap(lambda *f: by_hand(*f).quantile([0.05, 0.25, 0.5, 0.95]))(*fields)
+    np.testing.assert_allclose(vmapped[0].numpy(), expected, atol=1e-12)
+
+
+def test_what_is_not_a_number_stays_so_and_no_rows_are_none() -> None:
+    p = hostile(3, 4, seed=0)
+    broken = by_hand(torch.where(torch.arange(3)[:, None] == 1, math.nan, p.means), p.variances, p.log_weights)
+    y = broken.quantile([0.1, 0.9])
+    assert y[1].isnan().all()
+    torch.testing.assert_close(y[[0, 2]], p.quantile([0.1, 0.9])[[0, 2]])
+    assert p[:0].quantile([0.1, 0.9]).shape == (0, 2)
+    assert p[:0].crps(0.0).shape == (0,)
 
 
 def test_quantile_of_one_gaussian_is_closed_form() -> None:
