@@ -248,7 +248,7 @@ def test_a_folder_without_permission_is_refused_before_training(
 
 def test_ctrl_c_stops_cleanly(data: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    effort = ["--tables", "4,3,2,1", "--splits", SPLITS, "--grid-splits", SPLITS, "--epochs", 100]
+    effort = ["--tables", "4,3,2,1", "--splits", SPLITS, "--grid-splits", SPLITS, "--epochs", 2000]
     arguments = map(str, uci_command(data, output, *effort))
     code = "import sys; from mpgelu import cli; from mpgelu.experiments import uci; uci._STACK = 1; cli.main()"
     process = subprocess.Popen(
@@ -270,7 +270,7 @@ def test_ctrl_c_stops_cleanly(data: Path, tmp_path: Path) -> None:
     assert out == ""
     records = Store(output / "records.jsonl").records()
     assert 0 < len(records) < SPLITS * 5 * 8
-    assert all(record["epochs"] == 100 for record in records)
+    assert all(record["epochs"] == 2000 for record in records)
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
