@@ -200,12 +200,13 @@ def test_masks_without_a_turn_leave_errors_undecided(monkeypatch: pytest.MonkeyP
     assert verdicts == {300: {"undecided"}, 3000: {"FAIL"}}
 
 
-def test_units_that_never_move() -> None:
-    """A rarely positive Gaussian unit may have had no chance; one behind masks that were all seen had."""
-    rarely = verify(
-        mp.ReLU(), torch.full((1, 1), -4.5), moments=lambda x: FullMoments.of(x, torch.ones(1, 1)), draws=500
-    )
-    assert [row.verdict for row in rarely.layers] == ["undecided"]
+def test_a_gaussian_unit_that_is_hardly_ever_positive_is_undecided() -> None:
+    net = nn.Sequential(mp.ReLU(), mp.Dropout(0.1), mp.Linear(1, 1))
+    x = torch.tensor([[-4.5], [0.0], [2.0]])
+    result = verify(net, x, moments=lambda x: FullMoments.of(x, torch.ones_like(x)), draws=500)
+    assert [row.verdict for row in result.layers] == ["undecided"] * 3
+    assert [row.judged for row in result.layers] == [pytest.approx(2 / 3)] * 3
+    assert "33.3% of the units of layer 0, and of 2 other layers, are too rarely random for 500 draws" in result.words()
 
 
 def test_randomness_where_there_is_none_fails(monkeypatch: pytest.MonkeyPatch) -> None:

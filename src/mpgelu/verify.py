@@ -351,7 +351,7 @@ class Audit:
             least = min(partly, key=lambda row: row.judged)
             lines.append(
                 f"{1 - least.judged:.1%} of the units of layer {least.layer}"
-                + f", and fewer of {len(partly) - 1} other layers," * (len(partly) > 1)
+                + f", and of {len(partly) - 1} other layers," * (len(partly) > 1)
                 + f" are too rarely random for {self.draws} draws and were left out."
             )
         misled = [row.layer for row in wrong if row.kind not in (*_MIXING, *_EXACT)]
