@@ -221,14 +221,14 @@ def test_crps_of_many_components_takes_no_pairs(monkeypatch: pytest.MonkeyPatch)
     assert p.means.shape == (1, 128)
     by_pairs = p.affine(1.0, torch.zeros(1).double().requires_grad_()).crps(0.4)
     assert by_pairs.requires_grad
-    monkeypatch.setattr("mpgelu.predictive._paired_difference", lambda *_: pytest.fail("by pairs"))
+    monkeypatch.setattr("mpgelu.predictive.distances._paired_difference", lambda *_: pytest.fail("by pairs"))
     torch.testing.assert_close(p.crps(0.4), by_pairs.detach(), rtol=1e-7, atol=0)
 
 
 def test_crps_in_chunks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     p = hostile(10, 5, seed=1)
     whole = p.crps(0.5)
-    monkeypatch.setattr("mpgelu.predictive._ELEMENTS_AT_ONCE", 15)
+    monkeypatch.setattr("mpgelu.predictive.distances._ELEMENTS_AT_ONCE", 15)
     torch.testing.assert_close(p.crps(0.5), whole, rtol=0, atol=0)
     torch.testing.assert_close(p[:, None].crps(0.5), whole[:, None], rtol=0, atol=0)
 
@@ -363,6 +363,15 @@ def test_what_is_not_a_number_stays_so_and_no_rows_are_none() -> None:
     torch.testing.assert_close(y[[0, 2]], p.quantile([0.1, 0.9])[[0, 2]])
     assert p[:0].quantile([0.1, 0.9]).shape == (0, 2)
     assert p[:0].crps(0.0).shape == (0,)
+
+
+@pytest.mark.parametrize("row_weights", [False, True])
+def test_quantiles_in_chunks_are_the_same(monkeypatch: pytest.MonkeyPatch, row_weights: bool) -> None:
+    p = hostile(10, 5, seed=1)
+    p = p if row_weights else by_hand(p.means, p.variances, p.log_weights[0])
+    whole = p.quantile([0.05, 0.95])
+    monkeypatch.setattr("mpgelu.predictive.quantiles._ELEMENTS_AT_ONCE", 15)
+    torch.testing.assert_close(p.quantile([0.05, 0.95]), whole, rtol=1e-12, atol=0)
 
 
 def test_quantile_of_one_gaussian_is_closed_form() -> None:

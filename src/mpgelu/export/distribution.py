@@ -12,7 +12,7 @@ from scipy.special import ndtri
 from mpgelu.export.graph import Graph, Value
 from mpgelu.export.layers import Array
 from mpgelu.export.perceptron import Outputs
-from mpgelu.predictive import _normal_nodes
+from mpgelu.predictive.nodes import normal_nodes
 
 _TINY = 1e-30  # below every density and standard deviation that float32 tells from zero
 _CLOSE = 1e-5  # error of the distribution function after which one more step is exact to rounding
@@ -110,7 +110,7 @@ def _quantiles(
         members = _Mixture.of(centers, stddevs, weights[:, None], levels)
         y = y - members.step(y).halley if noise_variance is None else _root(members, y, deviation)
     if noise_variance is None:
-        z, log_weights = (part.numpy() for part in _normal_nodes(nodes, torch.zeros((), dtype=torch.float64)))
+        z, log_weights = (part.numpy() for part in normal_nodes(nodes, torch.zeros((), dtype=torch.float64)))
         mixture = _Mixture.of(*_over_noise(outputs, centers, z), np.outer(weights, np.exp(log_weights)), levels)
         y = _root(mixture, y, deviation)
     return y.reshape(len(levels), -1)

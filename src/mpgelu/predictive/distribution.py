@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,17 +13,10 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from mpgelu.errors import InputError
+from mpgelu.predictive.distances import mean_absolute, mean_absolute_difference
+from mpgelu.predictive.nodes import normal_nodes
+from mpgelu.predictive.quantiles import bisected, quantiles
 from mpgelu.rules import normal
-
-# Temporaries of this size stay in the cache of a CPU, which makes large ensembles five times faster.
-_ELEMENTS_AT_ONCE = 32768
-_FREE_STEPS = 8  # of a root, before every second one is a bisection
-_MOST_STEPS = _FREE_STEPS + 2 * 64  # until bisections alone have found it among all float64 numbers
-_STEP_ERROR = 1e-12  # of a root after its last step, in standard deviations
-_POINTS = 8  # that stand for a component where a first guess of a quantile is looked for
-_INTEGRAL_ERROR = 1e-9  # of the expected distance of two draws, relative
-_MANY = 128  # components, of which pairs are too many
-_NODES = (24, 32, 40, 48, 64, 80, 96, 128, 192, 256, 384, 512)  # of their integral
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -112,7 +105,7 @@ class Predictive:
         slope = torch.where(uncertain, covariance12 / stddev2, 0.0)  # E[h1 | z] = E1 + slope z, h2 = E2 + stddev2 z
         conditional = variance1 - slope.square()
         conditional = conditional + (conditional.clamp_min(0) - conditional).detach()
-        z, log_weights = _normal_nodes(nodes, mean)
+        z, log_weights = normal_nodes(nodes, mean)
         h2 = mean2[..., None] + torch.where(uncertain, stddev2, 0.0)[..., None] * z  # (*batch, K)
         return Predictive(
             means=mean1[..., None] + slope[..., None] * z,
@@ -248,12 +241,14 @@ class Predictive:
         if q.dim() > 1:
             raise InputError(f"quantile: q must be one probability or a vector, got {tuple(q.shape)}; use q.flatten()")
         parts = (self.means, self.variances, self.log_weights, q)
-        plain = _plain(*parts)
+        rows, plain = self if q.dim() == 0 else self[..., None], _plain(*parts)
         with torch.no_grad():
-            root = self._roots(q, tolerance) if plain else self._bisected(q)
+            if plain:
+                root = quantiles(self.means, self.variances, self.log_weights, self.mean, self.stddev, q, tolerance)
+            else:
+                root = bisected(rows.means, rows.variances, rows.log_weights, q)
         if plain and not _needs_gradient(*parts):
             return root
-        rows = self if q.dim() == 0 else self[..., None]
         finite = torch.where(root.isfinite(), root, 0.0)
         residual = q - rows.cdf(finite)
         density = rows.log_prob(finite).exp().detach()
@@ -283,9 +278,11 @@ class Predictive:
         Args:
             y: broadcasts against ``(*batch,)``.
         """
-        distance = self.log_weights.softmax(-1) * _mean_absolute(self._errors("crps", "y", y), self.variances)
-        distance = distance.sum(-1)
-        return torch.where(distance.isinf(), distance, distance - 0.5 * self._mean_absolute_difference())
+        parts, weights = (self.means, self.variances, self.log_weights), self.log_weights.softmax(-1)
+        distance = (weights * mean_absolute(self._errors("crps", "y", y), self.variances)).sum(-1)
+        by_integral = _plain(*parts) and not _needs_gradient(*parts)
+        spread = mean_absolute_difference(self.means, self.variances, weights.expand_as(self.means), by_integral)
+        return torch.where(distance.isinf(), distance, distance - 0.5 * spread)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw n independent values for each row, ``(n, *batch)``; without gradients."""
@@ -361,228 +358,6 @@ class Predictive:
             raise InputError(f"{caller}: {argument} must broadcast against the rows {batch}, got {shape}; {fix}")
         return value[..., None] - self.means
 
-    def _roots(self, q: Tensor, tolerance: float) -> Tensor:
-        """Quantiles ``(*batch, *q.shape)`` where numbers can be looked at: a few rows at a time, each until right."""
-        count, shared, levels = self.means.shape[-1], self.log_weights.dim() == 1, _Levels.of(q)
-        parts = (self.means, self.variances, self.log_weights, self.mean[..., None], self.stddev[..., None])
-        means, variances, log_weights, mean, stddev = (x.reshape(-1, x.shape[-1]) for x in parts)
-        weights, size = log_weights.double().softmax(-1), max(1, 4 * _ELEMENTS_AT_ONCE // (count * len(levels.sign)))
-        roots = []
-        for start in range(0, max(1, len(means)), size):
-            rows = slice(start, start + size)
-            mixture = _Mixture.of(means[rows], variances[rows], weights[0] if shared else weights[rows])
-            roots.append(_quantiles(mixture, mean[rows].double(), stddev[rows].double(), levels, tolerance))
-        found = torch.cat(roots).to(q.dtype).reshape(*self.batch_shape, *q.shape)
-        return torch.where((q > 0) & (q < 1), found, torch.special.ndtri(q)) if levels.tiny else found
-
-    def _bisected(self, q: Tensor) -> Tensor:
-        """The same where numbers cannot be looked at: bisection until one floating-point number is left."""
-        q, rows = q.detach(), self if q.dim() == 0 else self[..., None]
-        means, variances, weights = rows.means.detach(), rows.variances.detach(), rows.log_weights.detach().softmax(-1)
-        tail, sign = torch.minimum(q, 1 - q), 1 - 2 * (q > 0.5).to(q)  # the smaller tail keeps its digits
-        upper = torch.full_like(means[..., 0] + q, math.inf)
-        lower, largest = -upper, torch.finfo(q.dtype).max
-        for _ in range(8 * q.dtype.itemsize):
-            y = _between(lower, upper).clamp(-largest, largest)
-            a, _ = normal.standardise(sign[..., None] * (y[..., None] - means), variances)
-            excess = sign * ((weights * normal.cdf(a)).sum(-1) - tail)
-            lower, upper = torch.where(excess < 0, y, lower), torch.where(excess < 0, upper, y)
-        return torch.where(excess.isnan(), excess, torch.where(upper.abs() < largest, upper, 2 * upper))
-
-    def _mean_absolute_difference(self) -> Tensor:
-        """E|Y - Y'| of two independent draws, ``(*batch,)``, for a few rows at a time."""
-        count, parts = self.means.shape[-1], (self.means, self.variances, self.log_weights)
-        weights = self.log_weights.softmax(-1).expand_as(self.means)
-        flat = (x.reshape(-1, count) for x in (self.means, self.variances, weights))
-        if count < _MANY or not _plain(*parts) or _needs_gradient(*parts):
-            return _paired_difference(*flat).reshape(self.batch_shape)
-        chunks = zip(*(torch.split(x, max(1, 4 * _ELEMENTS_AT_ONCE // count)) for x in flat), strict=True)
-        return torch.cat([_integrated_difference(*chunk) for chunk in chunks]).reshape(self.batch_shape)
-
-
-class _Levels(NamedTuple):
-    """Probabilities q in the form in which their quantiles are found.
-
-    Args:
-        erf: 2 q - 1, ``(levels,)``.
-        tail: q or 1 - q, whichever is less, ``(levels,)``.
-        sign: 1 where it is q, else -1, ``(levels,)``.
-        standard: quantiles of the standard normal distribution divided by sqrt(2), ``(levels,)``.
-        tiny: whether a tail is lost in 2 q - 1; it is kept by erfc, which takes twice the time of erf.
-    """
-
-    erf: Tensor
-    tail: Tensor
-    sign: Tensor
-    standard: Tensor
-    tiny: bool
-
-    @staticmethod
-    def of(q: Tensor) -> _Levels:
-        """In double precision."""
-        q = q.double().flatten()
-        tail, sign = torch.minimum(q, 1 - q), 1 - 2 * (q > 0.5).to(q)
-        return _Levels(2 * q - 1, tail, sign, sign * _standard(tail), bool(tail.min() < 1e-3))
-
-    def single(self) -> _Levels:
-        """In single precision."""
-        return _Levels(self.erf.float(), self.tail.float(), self.sign.float(), self.standard.float(), self.tiny)
-
-
-class _Mixture(NamedTuple):
-    """Some rows of a mixture in the form in which quantiles are found.
-
-    Args:
-        means: of the components, ``(rows, 1, K)``.
-        scales: 1 / (sqrt(2) stddev) of each, ``(rows, 1, K)``.
-        weights: of the components, ``(K,)`` or ``(rows, 1, K)``; they sum to one.
-        log_weights: their logarithms.
-    """
-
-    means: Tensor
-    scales: Tensor
-    weights: Tensor
-    log_weights: Tensor
-
-    @staticmethod
-    def of(means: Tensor, variances: Tensor, weights: Tensor) -> _Mixture:
-        """In double precision."""
-        scales = variances.clamp_min(normal.smallest_variance(variances.dtype)).double().mul_(2).rsqrt_()
-        weights = weights if weights.dim() == 1 else weights[:, None]
-        return _Mixture(means.double()[:, None], scales[:, None], weights, weights.log())
-
-    def take(self, rows: Tensor | slice) -> _Mixture:
-        """Rows chosen by any index."""
-        return _Mixture(*(x[rows] if x.dim() > 1 else x for x in self))
-
-    def standardised(self, mean: Tensor, stddev: Tensor) -> _Mixture:
-        """Distribution of (y - mean) / stddev, both ``(rows, 1)``, in single precision."""
-        means = (self.means - mean[..., None]).div_(stddev[..., None]).float()
-        return _Mixture(
-            means, (self.scales * stddev[..., None]).float(), self.weights.float(), self.log_weights.float()
-        )
-
-    def rough_quantiles(self, levels: _Levels) -> Tensor:
-        """Quantiles ``(rows, levels)`` if every component were a few points: no component is too narrow to be found."""
-        shares = (torch.arange(_POINTS).to(self.means) + 0.5) / _POINTS
-        points = (self.means + _standard(shares)[:, None] / self.scales).flatten(1)  # component k is k, k + K, ...
-        points, order = points.sort(-1)
-        weights = self.weights.expand_as(self.means).flatten(1).gather(-1, order % self.means.shape[-1])
-        below = (0.5 + 0.5 * levels.erf).expand(len(points), -1).contiguous()
-        places = torch.searchsorted(weights.cumsum(-1) / _POINTS, below).clamp_max_(points.shape[-1] - 1)
-        return points.gather(-1, places)
-
-    def halley(self, y: Tensor, levels: _Levels) -> tuple[Tensor, Tensor, Tensor]:
-        r"""Excess of the cdf at y, Halley's steps from the quantiles to y, and slopes g', each ``(rows, levels)``.
-
-        The step is one on the scale where the cdf of a Gaussian is a straight line.
-
-        .. math:: g = \operatorname{erf}^{-1}(2 F - 1), \qquad g' = D e^{g^2}, \qquad
-            D = \sum_k w_k s_k e^{-a_k^2}, \qquad a_k = s_k (y - m_k)
-
-        .. math:: d = \frac{g - g_q}{g'}, \qquad \text{step} = \frac{d}{1 - d\, g'' / (2 g')}, \qquad
-            \frac{g''}{2 g'} = g g' - \frac1D \sum_k w_k s_k^2 a_k e^{-a_k^2}
-        """
-        a = (y[..., None] - self.means).mul_(self.scales)
-        bound, least = (8.0, 1e-27) if a.dtype == torch.float32 else (25.0, 1e-270)
-        a.clamp_(-bound, bound)  # keeps out of the denormal range, where a CPU is slow
-        if levels.tiny:
-            tail = 0.5 * self._average(torch.erfc(a * -levels.sign[:, None]))
-            excess, g = levels.sign * (tail - levels.tail), levels.sign * _standard(tail)
-        else:
-            erf = self._average(torch.erf(a))
-            excess, g = erf - levels.erf, erf.erfinv()
-        terms = torch.threshold_(torch.addcmul(self.log_weights, a, a, value=-1).exp_(), least, 0).mul_(self.scales)
-        density = terms.sum(-1)
-        bend = a.mul_(terms).mul_(self.scales).sum(-1).div_(density)
-        slope = density * g.square().exp_()
-        d = (g - levels.standard).div_(slope)
-        return excess, d / torch.addcmul(bend, g, slope, value=-1).mul_(d).add_(1).clamp_(0.5, 2), slope
-
-    def error_after(self, step: Tensor) -> Tensor:
-        """What a step leaves of the error, at most about: so much as the narrowest component bends over it."""
-        widths = math.sqrt(0.5) / self.scales.amax(-1)
-        return step.abs() * (step / widths).square()
-
-    def _average(self, values: Tensor) -> Tensor:
-        return torch.matmul(values, self.weights) if self.weights.dim() == 1 else (values * self.weights).sum(-1)
-
-
-def _quantiles(mixture: _Mixture, mean: Tensor, stddev: Tensor, levels: _Levels, tolerance: float) -> Tensor:
-    """Quantiles ``(rows, levels)`` of a mixture whose mean and standard deviation are ``(rows, 1)``.
-
-    Two steps from the Gaussian of the same moments, in single precision, end so close that one more in double
-    precision is exact for most rows. What is then not settled starts again from a better place.
-    """
-    standard, single = mixture.standardised(mean, stddev), levels.single()
-    z = (single.standard * math.sqrt(2)).expand(len(mean), -1)
-    for _ in range(2):
-        _, step, slope = standard.halley(z, single)
-        z = z - step.clamp(-1, 1)
-    y = mean + stddev * z
-    rounding = torch.finfo(z.dtype).eps * z.abs()
-    settled = (slope * (standard.error_after(step) + rounding) < tolerance).all(-1)
-    if not settled.all():
-        rest = ~settled if settled.any() else slice(None)
-        y[rest], settled[rest] = _solved(mixture.take(rest), y[rest], levels, 3)
-    if not settled.all():
-        chosen = mixture.take(~settled)
-        y[~settled], _ = _solved(chosen, chosen.rough_quantiles(levels), levels, _MOST_STEPS)
-    return y
-
-
-def _solved(mixture: _Mixture, y: Tensor, levels: _Levels, most: int) -> tuple[Tensor, Tensor]:
-    """Quantiles ``(rows, levels)`` from a first guess y, and which rows are settled, after so many steps at most.
-
-    A quantile is settled by a step so short that no component bends over it, or when its bounds have met. Steps that
-    leave the bounds, and every second one after the first few, are bisections. A guess that is not finite stays.
-    """
-    found, settled, left = y.clone(), torch.zeros_like(y[:, 0], dtype=torch.bool), torch.arange(len(y), device=y.device)
-    lower, upper = torch.full_like(y, -math.inf), torch.full_like(y, math.inf)
-    done = ~y.isfinite()
-    for number in range(most):
-        going = ~done.all(-1)
-        if not going.any():
-            break
-        if not going.all():
-            mixture = mixture.take(going)
-            y, lower, upper, done, left = (x[going] for x in (y, lower, upper, done, left))
-        excess, step, slope = mixture.halley(y, levels)
-        following = y - step
-        lower, upper = torch.where(excess < 0, y, lower), torch.where(excess < 0, upper, y)
-        free = (lower <= following) & (following <= upper) & (number < _FREE_STEPS or number % 2 == 0)
-        short = slope * mixture.error_after(step) <= _STEP_ERROR
-        short |= step.abs() <= 2 * torch.finfo(y.dtype).eps * y.abs()
-        reached = done | (free & short)
-        if not reached.all():
-            middle = _between(lower, upper)
-            closed = (middle == lower) | (middle == upper)
-            following = torch.where(free, following, torch.where(closed, upper, middle))
-            following = torch.where(excess.isnan(), excess, following)
-            reached |= closed | excess.isnan()
-        y, done = torch.where(done, y, following), reached
-        found[left], settled[left] = y, done.all(-1) & y.isfinite().all(-1)
-    return found, settled
-
-
-def _between(lower: Tensor, upper: Tensor) -> Tensor:
-    """The number with as many floating-point numbers above ``lower`` as below ``upper``; both may be infinite."""
-    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[lower.dtype.itemsize]
-    a, b = _ordered(lower.view(integer)), _ordered(upper.view(integer))
-    return _ordered((a >> 1) + (b >> 1) + (a & b & 1)).view(lower.dtype)
-
-
-def _ordered(bits: Tensor) -> Tensor:
-    """Integers in the order of the numbers that these are the bits of, and back: negative ones run the other way."""
-    largest = torch.iinfo(bits.dtype).max
-    return bits ^ ((bits >> largest.bit_length()) & largest)
-
-
-def _standard(q: Tensor) -> Tensor:
-    """Quantiles of the standard normal distribution divided by sqrt(2), which is to erf what they are to the cdf."""
-    quantiles: Tensor = torch.special.ndtri(q)
-    return quantiles * math.sqrt(0.5)
-
 
 def _plain(*tensors: Tensor) -> bool:
     """Whether numbers can be looked at: neither traced nor transformed, by torch.func or forward mode."""
@@ -597,94 +372,6 @@ def _needs_gradient(*tensors: Tensor) -> bool:
 def _joined(parts: Tensor, dim: int) -> Tensor:
     """Components ``(*batch, K)`` of all members along one batch dimension side by side."""
     return parts.movedim(dim, -2).flatten(-2)
-
-
-def _paired_difference(means: Tensor, variances: Tensor, weights: Tensor) -> Tensor:
-    """E|Y - Y'| of two draws from mixtures ``(rows, K)``, for a few rows at a time.
-
-    Each round pairs all components at one cyclic distance.
-    """
-    count = means.shape[-1]
-    rows = max(1, _ELEMENTS_AT_ONCE // count)
-    totals = []
-    for m, v, w in zip(*(torch.split(x, rows) for x in (means, variances, weights)), strict=True):
-        total = torch.zeros_like(m[..., 0])
-        for distance in range(count // 2 + 1):
-            absolute = _mean_absolute(m - m.roll(distance, -1), v + v.roll(distance, -1))
-            meets_both_orders = distance == 0 or 2 * distance == count  # else it meets (k, l) and not (l, k)
-            times = 1 if meets_both_orders else 2
-            total = total + times * (w * w.roll(distance, -1) * absolute).sum(-1)
-        totals.append(total)
-    return torch.cat(totals)
-
-
-def _integrated_difference(means: Tensor, variances: Tensor, weights: Tensor) -> Tensor:
-    r"""The same by the trapezoidal rule in u, and by pairs for the rows that would need too many nodes.
-
-    .. math:: \mathbb E|Y - Y'| = 2 \int F (1 - F)\, dt, \qquad t = c + b \sinh u
-
-    Where the nodes lie d apart, a component of standard deviation s is wrong by about :math:`d\, e^{-(\pi s / d)^2}`
-    times its weight. So the number of nodes that a row needs is known before any is computed.
-    """
-    means64, weights64 = means.double(), weights.double()
-    weights64 = weights64 / weights64.sum(-1, keepdim=True)
-    stddevs = normal.standardise(means, variances)[1].double()
-    narrow = weights64 / stddevs
-    b = 2 / narrow.sum(-1, keepdim=True)
-    c = (narrow * means64).sum(-1, keepdim=True) * b / 2
-    parts = weights64 * stddevs
-    allowed = _INTEGRAL_ERROR * (parts + weights64 * (means64 - c).abs()).sum(-1, keepdim=True)  # of the result's size
-    reach = (parts / allowed).log().clamp_min(0).mul(2).sqrt() * stddevs
-    start = ((torch.where(reach > 0, means64 - reach, c).amin(-1, keepdim=True) - c) / b).asinh()
-    length = ((torch.where(reach > 0, means64 + reach, c).amax(-1, keepdim=True) - c) / b).asinh() - start
-    spacing = torch.hypot(b, means64 - c) / stddevs  # at each component, in its standard deviations, by step of u
-    result, left = torch.full_like(means[:, 0], math.nan), torch.arange(len(means), device=means.device)
-    for nodes in (n for n in _NODES if n <= means.shape[-1] // 2):
-        d = (spacing[left] * (length[left] / nodes)).clamp_min(0.15)  # keeps exp out of the denormal range
-        error = (parts[left] * d * (-(math.pi / d).square()).exp()).sum(-1, keepdim=True)
-        enough = (error <= allowed[left])[:, 0]
-        rows, left = left[enough], left[~enough]
-        if len(rows):
-            chosen = (x[rows] for x in (means64, stddevs, weights64, c, b, start, length / nodes))
-            result[rows] = 2 * _integral_of_spread(nodes, *chosen).to(result.dtype)
-    if len(left):
-        result[left] = _paired_difference(means[left], variances[left], weights[left])
-    return result
-
-
-def _integral_of_spread(
-    nodes: int, means: Tensor, stddevs: Tensor, weights: Tensor, c: Tensor, b: Tensor, start: Tensor, step: Tensor
-) -> Tensor:
-    """Integral of F (1 - F) for mixtures ``(rows, K)``, in steps of u from its start, all ``(rows, 1)``."""
-    means, weights, scales = means[:, None], weights[:, None], math.sqrt(0.5) / stddevs[:, None]
-    total = torch.zeros_like(c)
-    for some in torch.split(torch.arange(nodes + 1).to(c), max(1, _ELEMENTS_AT_ONCE // means.numel())):
-        u = start + step * some
-        t = c + b * u.sinh()
-        above_half = 0.5 * (t[..., None] - means).mul_(scales).erf_().mul_(weights).sum(-1)
-        total += ((0.25 - above_half.square()) * u.cosh()).sum(-1, keepdim=True)
-    return (total * b * step)[:, 0]
-
-
-def _mean_absolute(mean: Tensor, variance: Tensor) -> Tensor:
-    r"""Expectation of :math:`|x|` for :math:`x \sim N(m, v)`, with :math:`a = m / \sqrt v`.
-
-    .. math:: 2 \sqrt v\, \varphi(a) + m\, \operatorname{erf}(a / \sqrt 2)
-    """
-    a, stddev = normal.standardise(mean, variance)
-    return 2 * stddev * normal.pdf(a) + mean * torch.erf(a * math.sqrt(0.5))
-
-
-def _normal_nodes(count: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Nodes and log weights for an expectation over :math:`z \sim N(0, 1)`, each ``(count,)``.
-
-    The trapezoidal rule in t with :math:`z \propto \sinh t`. For the narrow components of strongly correlated outputs
-    32 such nodes do better than 48 of Gauss-Hermite, which puts many where the normal density is negligible. The
-    outermost node balances the tail that is cut off against the spacing; its place was found by experiment.
-    """
-    t = torch.linspace(-1, 1, count, dtype=like.dtype, device=like.device)
-    z = torch.sinh(t) * (min(1.2 * math.sqrt(count), 8.0) / math.sinh(1))
-    return z, torch.log_softmax(torch.cosh(t).log() - 0.5 * z.square(), 0)
 
 
 def _check(caller: str, argument: str, value: object, like: Tensor | None = None, *shapes: Sequence[int]) -> None:

@@ -1,0 +1,252 @@
+"""Quantiles of one-dimensional Gaussian mixtures: Halley's steps on a scale where the cdf is almost straight."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mpgelu.rules import normal
+
+_ELEMENTS_AT_ONCE = 131072  # temporaries of this size stay in the cache of a CPU
+_FREE_STEPS = 8  # of a root, before every second one is a bisection
+_MOST_STEPS = _FREE_STEPS + 2 * 64  # until bisections alone have found it among all float64 numbers
+_STEP_ERROR = 1e-12  # of a root after its last step, in standard deviations
+_POINTS = 8  # that stand for a component where a first guess of a quantile is looked for
+
+
+def quantiles(
+    means: Tensor, variances: Tensor, log_weights: Tensor, mean: Tensor, stddev: Tensor, q: Tensor, tolerance: float
+) -> Tensor:
+    """Where the cdf of each mixture is q, to rounding, where numbers can be looked at: each row until it is right.
+
+    Args:
+        means: of the components, ``(*batch, K)``.
+        variances: of the components, ``(*batch, K)``.
+        log_weights: ``(K,)`` or ``(*batch, K)``.
+        mean: of each mixture, ``(*batch,)``.
+        stddev: of each mixture, ``(*batch,)``.
+        q: ``()`` or ``(n,)``.
+        tolerance: by how much the cdf may miss q.
+
+    Returns:
+        ``(*batch, *q.shape)``, of the dtype of q.
+    """
+    batch, count, shared, levels = means.shape[:-1], means.shape[-1], log_weights.dim() == 1, _Levels.of(q)
+    parts = (means, variances, log_weights, mean[..., None], stddev[..., None])
+    means, variances, log_weights, mean, stddev = (x.reshape(-1, x.shape[-1]) for x in parts)
+    weights, size = log_weights.double().softmax(-1), max(1, _ELEMENTS_AT_ONCE // (count * len(levels.sign)))
+    roots = []
+    for start in range(0, max(1, len(means)), size):
+        rows = slice(start, start + size)
+        mixture = _Mixture.of(means[rows], variances[rows], weights[0] if shared else weights[rows])
+        roots.append(_quantiles(mixture, mean[rows].double(), stddev[rows].double(), levels, tolerance))
+    found = torch.cat(roots).to(q.dtype).reshape(*batch, *q.shape)
+    return torch.where((q > 0) & (q < 1), found, torch.special.ndtri(q)) if levels.tiny else found
+
+
+def bisected(means: Tensor, variances: Tensor, log_weights: Tensor, q: Tensor) -> Tensor:
+    """The same where numbers cannot be looked at: bisection until one floating-point number is left.
+
+    Args:
+        means: of the components, ``(*batch, K)``.
+        variances: of the components, ``(*batch, K)``.
+        log_weights: ``(K,)`` or ``(*batch, K)``.
+        q: broadcasts against ``(*batch,)``.
+    """
+    q, means, variances, weights = q.detach(), means.detach(), variances.detach(), log_weights.detach().softmax(-1)
+    tail, sign = torch.minimum(q, 1 - q), 1 - 2 * (q > 0.5).to(q)  # the smaller tail keeps its digits
+    upper = torch.full_like(means[..., 0] + q, math.inf)
+    lower, largest = -upper, torch.finfo(q.dtype).max
+    for _ in range(8 * q.dtype.itemsize):
+        y = _between(lower, upper).clamp(-largest, largest)
+        a, _ = normal.standardise(sign[..., None] * (y[..., None] - means), variances)
+        excess = sign * ((weights * normal.cdf(a)).sum(-1) - tail)
+        lower, upper = torch.where(excess < 0, y, lower), torch.where(excess < 0, upper, y)
+    return torch.where(excess.isnan(), excess, torch.where(upper.abs() < largest, upper, 2 * upper))
+
+
+class _Levels(NamedTuple):
+    """Probabilities q in the form in which their quantiles are found.
+
+    Args:
+        erf: 2 q - 1, ``(levels,)``.
+        tail: q or 1 - q, whichever is less, ``(levels,)``.
+        sign: 1 where it is q, else -1, ``(levels,)``.
+        standard: quantiles of the standard normal distribution divided by sqrt(2), ``(levels,)``.
+        tiny: whether a tail is lost in 2 q - 1; it is kept by erfc, which takes twice the time of erf.
+    """
+
+    erf: Tensor
+    tail: Tensor
+    sign: Tensor
+    standard: Tensor
+    tiny: bool
+
+    @staticmethod
+    def of(q: Tensor) -> _Levels:
+        """In double precision."""
+        q = q.double().flatten()
+        tail, sign = torch.minimum(q, 1 - q), 1 - 2 * (q > 0.5).to(q)
+        return _Levels(2 * q - 1, tail, sign, sign * _standard(tail), bool(tail.min() < 1e-3))
+
+    def single(self) -> _Levels:
+        """In single precision."""
+        return _Levels(self.erf.float(), self.tail.float(), self.sign.float(), self.standard.float(), self.tiny)
+
+
+class _Mixture(NamedTuple):
+    """Some rows of a mixture in the form in which quantiles are found.
+
+    Args:
+        means: of the components, ``(rows, 1, K)``.
+        scales: 1 / (sqrt(2) stddev) of each, ``(rows, 1, K)``.
+        weights: of the components, ``(K,)`` or ``(rows, 1, K)``; they sum to one.
+        log_weights: their logarithms.
+    """
+
+    means: Tensor
+    scales: Tensor
+    weights: Tensor
+    log_weights: Tensor
+
+    @staticmethod
+    def of(means: Tensor, variances: Tensor, weights: Tensor) -> _Mixture:
+        """In double precision."""
+        scales = variances.clamp_min(normal.smallest_variance(variances.dtype)).double().mul_(2).rsqrt_()
+        weights = weights if weights.dim() == 1 else weights[:, None]
+        return _Mixture(means.double()[:, None], scales[:, None], weights, weights.log())
+
+    def take(self, rows: Tensor | slice) -> _Mixture:
+        """Rows chosen by any index."""
+        return _Mixture(*(x[rows] if x.dim() > 1 else x for x in self))
+
+    def standardised(self, mean: Tensor, stddev: Tensor) -> _Mixture:
+        """Distribution of (y - mean) / stddev, both ``(rows, 1)``, in single precision."""
+        means = (self.means - mean[..., None]).div_(stddev[..., None]).float()
+        return _Mixture(
+            means, (self.scales * stddev[..., None]).float(), self.weights.float(), self.log_weights.float()
+        )
+
+    def rough_quantiles(self, levels: _Levels) -> Tensor:
+        """Quantiles ``(rows, levels)`` if every component were a few points: no component is too narrow to be found."""
+        shares = (torch.arange(_POINTS).to(self.means) + 0.5) / _POINTS
+        points = (self.means + _standard(shares)[:, None] / self.scales).flatten(1)  # component k is k, k + K, ...
+        points, order = points.sort(-1)
+        weights = self.weights.expand_as(self.means).flatten(1).gather(-1, order % self.means.shape[-1])
+        below = (0.5 + 0.5 * levels.erf).expand(len(points), -1).contiguous()
+        places = torch.searchsorted(weights.cumsum(-1) / _POINTS, below).clamp_max_(points.shape[-1] - 1)
+        return points.gather(-1, places)
+
+    def halley(self, y: Tensor, levels: _Levels) -> tuple[Tensor, Tensor, Tensor]:
+        r"""Excess of the cdf at y, Halley's steps from the quantiles to y, and slopes g', each ``(rows, levels)``.
+
+        The step is one on the scale where the cdf of a Gaussian is a straight line.
+
+        .. math:: g = \operatorname{erf}^{-1}(2 F - 1), \qquad g' = D e^{g^2}, \qquad
+            D = \sum_k w_k s_k e^{-a_k^2}, \qquad a_k = s_k (y - m_k)
+
+        .. math:: d = \frac{g - g_q}{g'}, \qquad \text{step} = \frac{d}{1 - d\, g'' / (2 g')}, \qquad
+            \frac{g''}{2 g'} = g g' - \frac1D \sum_k w_k s_k^2 a_k e^{-a_k^2}
+        """
+        a = (y[..., None] - self.means).mul_(self.scales)
+        bound, least = (8.0, 1e-27) if a.dtype == torch.float32 else (25.0, 1e-270)
+        a.clamp_(-bound, bound)  # keeps out of the denormal range, where a CPU is slow
+        if levels.tiny:
+            tail = 0.5 * self._average(torch.erfc(a * -levels.sign[:, None]))
+            excess, g = levels.sign * (tail - levels.tail), levels.sign * _standard(tail)
+        else:
+            erf = self._average(torch.erf(a))
+            excess, g = erf - levels.erf, erf.erfinv()
+        terms = torch.threshold_(torch.addcmul(self.log_weights, a, a, value=-1).exp_(), least, 0).mul_(self.scales)
+        density = terms.sum(-1)
+        bend = a.mul_(terms).mul_(self.scales).sum(-1).div_(density)
+        slope = density * g.square().exp_()
+        d = (g - levels.standard).div_(slope)
+        return excess, d / torch.addcmul(bend, g, slope, value=-1).mul_(d).add_(1).clamp_(0.5, 2), slope
+
+    def error_after(self, step: Tensor) -> Tensor:
+        """What a step leaves of the error, at most about: so much as the narrowest component bends over it."""
+        widths = math.sqrt(0.5) / self.scales.amax(-1)
+        return step.abs() * (step / widths).square()
+
+    def _average(self, values: Tensor) -> Tensor:
+        return torch.matmul(values, self.weights) if self.weights.dim() == 1 else (values * self.weights).sum(-1)
+
+
+def _quantiles(mixture: _Mixture, mean: Tensor, stddev: Tensor, levels: _Levels, tolerance: float) -> Tensor:
+    """Quantiles ``(rows, levels)`` of a mixture whose mean and standard deviation are ``(rows, 1)``.
+
+    Two steps from the Gaussian of the same moments, in single precision, end so close that one more in double
+    precision is exact for most rows. What is then not settled starts again from a better place.
+    """
+    standard, single = mixture.standardised(mean, stddev), levels.single()
+    z = (single.standard * math.sqrt(2)).expand(len(mean), -1)
+    for _ in range(2):
+        _, step, slope = standard.halley(z, single)
+        z = z - step.clamp(-1, 1)
+    y = mean + stddev * z
+    rounding = torch.finfo(z.dtype).eps * z.abs()
+    settled = (slope * (standard.error_after(step) + rounding) < tolerance).all(-1)
+    if not settled.all():
+        rest = ~settled if settled.any() else slice(None)
+        y[rest], settled[rest] = _solved(mixture.take(rest), y[rest], levels, 3)
+    if not settled.all():
+        chosen = mixture.take(~settled)
+        y[~settled], _ = _solved(chosen, chosen.rough_quantiles(levels), levels, _MOST_STEPS)
+    return y
+
+
+def _solved(mixture: _Mixture, y: Tensor, levels: _Levels, most: int) -> tuple[Tensor, Tensor]:
+    """Quantiles ``(rows, levels)`` from a first guess y, and which rows are settled, after so many steps at most.
+
+    A quantile is settled by a step so short that no component bends over it, or when its bounds have met. Steps that
+    leave the bounds, and every second one after the first few, are bisections. A guess that is not finite stays.
+    """
+    found, settled, left = y.clone(), torch.zeros_like(y[:, 0], dtype=torch.bool), torch.arange(len(y), device=y.device)
+    lower, upper = torch.full_like(y, -math.inf), torch.full_like(y, math.inf)
+    done = ~y.isfinite()
+    for number in range(most):
+        going = ~done.all(-1)
+        if not going.any():
+            break
+        if not going.all():
+            mixture = mixture.take(going)
+            y, lower, upper, done, left = (x[going] for x in (y, lower, upper, done, left))
+        excess, step, slope = mixture.halley(y, levels)
+        following = y - step
+        lower, upper = torch.where(excess < 0, y, lower), torch.where(excess < 0, upper, y)
+        free = (lower <= following) & (following <= upper) & (number < _FREE_STEPS or number % 2 == 0)
+        short = slope * mixture.error_after(step) <= _STEP_ERROR
+        short |= step.abs() <= 2 * torch.finfo(y.dtype).eps * y.abs()
+        reached = done | (free & short)
+        if not reached.all():
+            middle = _between(lower, upper)
+            closed = (middle == lower) | (middle == upper)
+            following = torch.where(free, following, torch.where(closed, upper, middle))
+            following = torch.where(excess.isnan(), excess, following)
+            reached |= closed | excess.isnan()
+        y, done = torch.where(done, y, following), reached
+        found[left], settled[left] = y, done.all(-1) & y.isfinite().all(-1)
+    return found, settled
+
+
+def _between(lower: Tensor, upper: Tensor) -> Tensor:
+    """The number with as many floating-point numbers above ``lower`` as below ``upper``; both may be infinite."""
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[lower.dtype.itemsize]
+    a, b = _ordered(lower.view(integer)), _ordered(upper.view(integer))
+    return _ordered((a >> 1) + (b >> 1) + (a & b & 1)).view(lower.dtype)
+
+
+def _ordered(bits: Tensor) -> Tensor:
+    """Integers in the order of the numbers that these are the bits of, and back: negative ones run the other way."""
+    largest = torch.iinfo(bits.dtype).max
+    return bits ^ ((bits >> largest.bit_length()) & largest)
+
+
+def _standard(q: Tensor) -> Tensor:
+    """Quantiles of the standard normal distribution divided by sqrt(2), which is to erf what they are to the cdf."""
+    quantiles: Tensor = torch.special.ndtri(q)
+    return quantiles * math.sqrt(0.5)
