@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
+import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -24,6 +27,7 @@ from mpgelu import (
     Stack,
     TrainingError,
 )
+from mpgelu.training import Interrupts
 
 RECOVERS = pytest.mark.filterwarnings("ignore::mpgelu.RecoveryWarning")
 
@@ -441,7 +445,7 @@ def test_an_exponential_that_overflows_at_the_start_is_named() -> None:
 
 
 class Interrupting(torch.optim.lr_scheduler.LRScheduler):
-    """Presses Ctrl-C at a step."""
+    """Presses Ctrl-C in a step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, at: int) -> None:
         self.at = at
@@ -449,7 +453,7 @@ class Interrupting(torch.optim.lr_scheduler.LRScheduler):
 
     def get_lr(self) -> Any:
         if self.last_epoch == self.at:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)
         return [group["lr"] for group in self.optimizer.param_groups]
 
 
@@ -469,6 +473,28 @@ def test_an_interruption_in_the_first_epoch() -> None:
     assert history.interrupted
     assert history.loss.shape == (0,)
     assert state(net).isfinite().all()
+
+
+def test_the_second_interruption_does_not_wait_and_others_hear_the_first() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    try:
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert interrupts.seen
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+        assert heard == [signal.SIGINT]
+        os.kill(os.getpid(), signal.SIGINT)
+        assert len(heard) == 2
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_training_in_a_thread() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        history = pool.submit(fit, small(), epochs=2).result()
+    assert not history.interrupted
 
 
 # Bad input

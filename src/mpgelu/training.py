@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from itertools import takewhile
+from types import FrameType
+from typing import Any, Protocol, Self
 
 import torch
 from rich.console import Console
@@ -131,30 +136,59 @@ def fit(
     generator = torch.Generator().manual_seed(seed)
     history: list[Tensor] = []
     started = time.perf_counter()
-    interrupted = False
-    with training_progress(progress) as bar:
+    with training_progress(progress) as bar, Interrupts() as interrupts:
         task = bar.add_task("training", total=epochs, loss=float("nan"))
-        try:
-            for _ in range(epochs):
-                history.append(trainer.epoch(_batches(X, y, batch_size, drop_last, generator)))
-                bar.update(task, advance=1, loss=history[-1].mean().item())
-                if validation is not None:
-                    with torch.no_grad():
-                        best.see(row_losses(*validation))
-                    if patience is not None and best.epochs_without_improvement >= patience:
-                        break
-            trainer.finish(X[..., :batch_size, :], y[..., :batch_size])
-        except KeyboardInterrupt:
-            interrupted = True
+        for _ in range(epochs):
+            batches = _batches(X, y, batch_size, drop_last, generator)
+            losses_seen = trainer.epoch(takewhile(lambda _: not interrupts.seen, batches))
+            if interrupts.seen:
+                break
+            history.append(losses_seen)
+            bar.update(task, advance=1, loss=history[-1].mean().item())
+            if validation is not None:
+                with torch.no_grad():
+                    best.see(row_losses(*validation))
+                if patience is not None and best.epochs_without_improvement >= patience:
+                    break
+        trainer.finish(X[..., :batch_size, :], y[..., :batch_size])
     best.restore()
     return History(
         loss=torch.stack(history) if history else y.new_empty(0, *y.shape[:-1]),
         validation=torch.stack(best.seen) if best.seen else y.new_empty(0, *y.shape[:-1]),
         best_epoch=best.epoch if best.seen else torch.full(y.shape[:-1], len(history) - 1),
         recoveries=trainer.recoveries,
-        interrupted=interrupted,
+        interrupted=interrupts.seen,
         seconds=time.perf_counter() - started,
     )
+
+
+class Interrupts:
+    """Ctrl-C as a flag that is looked at between steps: a step that stops half-way would leave a state that never was.
+
+    Whoever listened before hears of it too. Threads other than the main one get no Ctrl-C.
+    """
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def __enter__(self) -> Self:
+        """Listen from now on."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give the signal back to whoever listened before."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.seen:  # the second time, do not wait for the step
+            raise KeyboardInterrupt
+        self.seen = True
+        if callable(self._before):
+            with suppress(KeyboardInterrupt):
+                self._before(number, frame)
 
 
 class Trainer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shutil
@@ -26,6 +27,7 @@ from mpgelu.compare.methods import METHODS, Recipe
 from mpgelu.compare.run import Task, evaluate, run, tasks
 from mpgelu.datasets import Dataset, Split, load_uci
 from mpgelu.predictive import Predictive
+from mpgelu.training import Interrupts
 
 
 class StandIn:
@@ -155,18 +157,26 @@ def test_a_failure_is_recorded_and_tried_again(data: str, tmp_path: Path, stand_
     assert ["error" in record for record in run(wanted, path, data=data)] == [True, True, False, False]
 
 
-@pytest.mark.parametrize("swallowed", [False, True])
-def test_ctrl_c_records_nothing_half_trained(
-    swallowed: bool, data: str, tmp_path: Path, stand_in: Callable[..., None]
-) -> None:
-    def interrupted() -> None:
-        try:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(5)
-        except KeyboardInterrupt:
-            if not swallowed:
-                raise
+def raised() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(5)
 
+
+def swallowed() -> None:
+    with contextlib.suppress(KeyboardInterrupt):
+        raised()
+
+
+def flagged() -> None:
+    """As in the training loops of this library."""
+    with Interrupts():
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("interrupted", [raised, swallowed, flagged])
+def test_ctrl_c_records_nothing_half_trained(
+    interrupted: Callable[[], None], data: str, tmp_path: Path, stand_in: Callable[..., None]
+) -> None:
     stand_in(StandIn(interrupted))
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):

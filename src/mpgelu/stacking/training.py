@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -21,7 +18,7 @@ from mpgelu.stacking.networks import new_networks
 from mpgelu.stacking.settings import Covariance, Settings
 from mpgelu.stacking.steps import Steps, learning_rates, make_steps
 from mpgelu.stacking.weights import choose, held_out_score, narrow_noise
-from mpgelu.training import Best, RecoveryWarning, training_progress
+from mpgelu.training import Best, Interrupts, RecoveryWarning, training_progress
 
 _STEPS_AT_ONCE = 50
 _MOST_ENTRIES = 2**25  # of the features of so many steps
@@ -130,7 +127,7 @@ def _loop(
     patience = math.inf if settings.patience is None else settings.patience
     losses: list[Tensor] = []
     left_out = torch.zeros(len(folds.trained), dtype=torch.long)
-    with training_progress(progress) as bar, _Interrupts() as interrupts:
+    with training_progress(progress) as bar, Interrupts() as interrupts:
         task = bar.add_task("training", total=settings.steps, completed=trainer.taken, loss=float("nan"))
         while trainer.taken < settings.steps and best.epochs_without_improvement * look < patience:
             if interrupts.seen:
@@ -155,30 +152,6 @@ def _loop(
         keeper.write()
     _warn_of_steps_left_out(left_out, settings.steps)
     return _stacked(losses, y, len(folds.held)), interrupts.seen
-
-
-class _Interrupts:
-    """Ctrl-C as a flag that is looked at between steps: a step that stops half-way would leave a state that never was.
-
-    In other threads than the main one, which get no Ctrl-C, it is never raised.
-    """
-
-    def __init__(self) -> None:
-        self.seen = False
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, self._before)
-
-    def _note(self, *_: object) -> None:
-        if self.seen:  # the second time, do not wait for the step
-            raise KeyboardInterrupt
-        self.seen = True
 
 
 def _warn_of_steps_left_out(left_out: Tensor, steps: int) -> None:
