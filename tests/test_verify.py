@@ -13,7 +13,7 @@ from torch import nn
 
 import mpgelu as mp
 from mpgelu import Audit, DiagonalMoments, FactoredMoments, FullMoments, InputError, verify
-from mpgelu.verify import Samples, _Source
+from mpgelu.verify.samples import Samples, Source
 
 DRAWS = 5_000
 RATES = (1e-7, 1e-5, 1e-4, 1.5e-3, 0.01, 0.1, 0.5)
@@ -168,7 +168,7 @@ def test_units_that_rarely_move_together_are_not_called_wrong() -> None:
 def test_weighted_draws_follow_the_law_of_the_masks() -> None:
     """Rare outcomes, alone and in two layers together, have the weight of their probability."""
     keep = torch.tensor([[0.5, 0.9, 0.999, 1 - 1e-6, 1e-6, 0.02]], dtype=torch.float64)
-    source = _Source(0, torch.device("cpu"), 50_000)
+    source = Source(0, torch.device("cpu"), 50_000)
     source.layers = 2
     value = Samples(torch.ones(50_000, 1, 6), FullMoments.certain(torch.ones(1, 6)), source)
     first, second = (source.mask(value, keep, 1 - keep)[:, 0] for _ in range(2))

@@ -1,0 +1,139 @@
+"""What an audit found, as a table and in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+_WEAK = 0.5  # skewness from which on a distribution is visibly lopsided; a gamma distribution of shape 16 has it
+# Layers whose outputs are what a nonlinearity, or at the end the likelihood, takes for Gaussian.
+_MIXING = ("Linear", "GaussianLinear", "BatchNorm1d", "LayerNorm", "Operation")
+_EXACT = ("Dropout", "MPGELU")  # assume nothing
+
+
+@dataclass(frozen=True)
+class LayerAudit:
+    """How one layer's propagated moments compare with sampling; the worst entry over all rows and units.
+
+    Attributes:
+        layer: name of the layer in the network.
+        kind: its class.
+        mean_error: largest error of a mean, in standard deviations of its unit.
+        mean_se: standard error of that estimate, in the same unit.
+        covariance_error: largest error of a covariance, relative to the product of the two standard deviations; or that
+            of the variances of all units together, if it is further beyond its allowance.
+        covariance_se: standard error of that estimate, in the same unit.
+        smallest_eigenvalue: of the propagated covariances, relative to the largest variance of its row.
+        skewness: largest absolute sample skewness, of units with at least a tenth of the largest standard deviation of
+            their row; 0 for a Gaussian, which the nonlinearities assume.
+        judged: share of the units that are not too rarely random for the draws to tell their variance.
+        decided: whether the draws can tell right from wrong for most units.
+        passed: whether nothing was found wrong: both errors are within their allowance, sampling error included.
+    """
+
+    layer: str
+    kind: str
+    mean_error: float
+    mean_se: float
+    covariance_error: float
+    covariance_se: float
+    smallest_eigenvalue: float
+    skewness: float
+    judged: float
+    decided: bool
+    passed: bool
+
+    @property
+    def verdict(self) -> str:
+        """In one word."""
+        return "FAIL" if not self.passed else "pass" if self.decided else "undecided"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The result of :func:`verify`: one entry per layer. Prints as a table."""
+
+    layers: tuple[LayerAudit, ...]
+    draws: int
+    rows: int
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether no layer was found wrong."""
+        return all(layer.passed for layer in self.layers)
+
+    @property
+    def decided(self) -> bool:
+        """Whether the draws can tell right from wrong at every layer."""
+        return all(layer.decided for layer in self.layers)
+
+    def words(self) -> str:
+        """The findings in words: whether the moments are right, and where the Gaussian assumption is weak."""
+        wrong = [row for row in self.layers if not row.passed]
+        undecided = [row.layer for row in self.layers if row.verdict == "undecided"]
+        lines = ["Means and covariances agree with sampling at every layer."]
+        if wrong:
+            worst = max(wrong, key=lambda row: max(row.mean_error, row.covariance_error))
+            lines = [
+                f"Means or covariances disagree with sampling at {_listed([row.layer for row in wrong])}, most at "
+                f"layer {worst.layer} ({worst.kind}): by {worst.mean_error:.2f} standard deviations in a mean, by "
+                f"{worst.covariance_error:.2f} times the two standard deviations in a covariance."
+            ]
+        elif undecided:
+            agreeing = len(self.layers) - len(undecided)
+            lines = [f"Means and covariances agree with sampling at {agreeing} of {len(self.layers)} layers."]
+        if undecided:
+            lines.append(
+                f"Undecided at {_listed(undecided)}, neither right nor wrong: too rarely random for {self.draws} "
+                "draws. More draws tell more."
+            )
+        partly = [row for row in self.layers if row.judged < 1]
+        if partly:
+            least = min(partly, key=lambda row: row.judged)
+            lines.append(
+                f"{1 - least.judged:.1%} of the units of layer {least.layer}"
+                + f", and of {len(partly) - 1} other layers," * (len(partly) > 1)
+                + f" are too rarely random for {self.draws} draws and were left out."
+            )
+        misled = [row.layer for row in wrong if row.kind not in (*_MIXING, *_EXACT)]
+        if misled:
+            lines.append(f"The Gaussian assumption is wrong for some inputs of the nonlinearity at {_listed(misled)}.")
+        skewed = [row for row in self.layers if row.skewness > _WEAK and row.kind in _MIXING]
+        if skewed:
+            worst = max(skewed, key=lambda row: row.skewness)
+            lines.append(
+                f"The Gaussian assumption is weak at {_listed([row.layer for row in skewed])}: units are skewed, most "
+                f"at layer {worst.layer} ({worst.kind}) with {worst.skewness:.1f} (0 is Gaussian). Means and variances "
+                "after MP-GELU do not depend on it; those after other nonlinearities, and quantiles, do."
+            )
+        else:
+            lines.append(f"No unit that is taken for Gaussian has a skewness above {_WEAK}.")
+        return "\n".join(lines)
+
+    def frame(self) -> pd.DataFrame:
+        """The table as a DataFrame."""
+        return pd.DataFrame([vars(layer) for layer in self.layers])
+
+    def __str__(self) -> str:
+        """The table, with what its columns mean."""
+        head = f"{'layer':12} {'kind':14} {'mean error':>18} {'covariance error':>18} {'min eigen':>10} {'skew':>6}"
+        lines = [head + "  verdict", "-" * (len(head) + 9)]
+        for row in self.layers:
+            mean = f"{row.mean_error:.4f} ± {row.mean_se:.4f}"
+            covariance = f"{row.covariance_error:.4f} ± {row.covariance_se:.4f}"
+            lines.append(
+                f"{row.layer:12} {row.kind:14} {mean:>18} {covariance:>18} {row.smallest_eigenvalue:>10.1e} "
+                f"{row.skewness:>6.2f}  {row.verdict}"
+            )
+        lines.append(
+            f"{self.draws} draws, {self.rows} rows; errors in standard deviations, largest entry; "
+            f"passes within sampling error + {self.tolerance:g}"
+        )
+        return "\n".join(lines)
+
+
+def _listed(layers: list[str]) -> str:
+    names = ", ".join(layers[:4]) + (f" and {len(layers) - 4} more" if len(layers) > 4 else "")
+    return f"layer{'s' * (len(layers) > 1)} {names}"

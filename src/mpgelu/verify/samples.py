@@ -1,0 +1,262 @@
+"""Sampling of a random network: values that travel through its layers beside the moments that are audited."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mpgelu.moments import Moments
+from mpgelu.rules import (
+    add,
+    concatenate,
+    elementwise,
+    flatten,
+    fork,
+    gaussian_linear,
+    keep_probability,
+    layer_norm,
+    leaky_relu,
+    linear,
+    mpgelu,
+    multiply,
+    relu,
+    scale,
+)
+from mpgelu.rules.elementwise import Activation
+from mpgelu.rules.leaky_relu import Covariance as LeakyCovariance
+from mpgelu.rules.relu import Covariance
+
+ENOUGH = 25  # deviations that a variance must be made up of, for sampling to tell it
+
+
+class Source:
+    r"""Random numbers of an audit, which see to it that every mask shows both of its outcomes.
+
+    A unit that is dropped once in a million draws would hardly ever be, and its variance would look like zero. So half
+    of the draws follow the law :math:`p` of the masks, and the others are dealt out in turn to the layers with masks
+    and to their units: there this unit takes its rarer outcome, of probability :math:`r`. All draws together follow
+
+    .. math:: q = \tfrac12 (1 + \rho)\, p, \qquad
+        \rho = \operatorname{mean}_{\text{layers}} \operatorname{mean}_{\text{units}} [\text{rarer outcome}] / r
+
+    and averages with the weights :math:`p / q = 2 / (1 + \rho) \le 2` are those of the network, without bias: the
+    balance heuristic of Veach and Guibas (1995), in the deterministic mixture of Owen and Zhou (2000). Masks that are
+    still to come, and those too small to matter, count with the mean of their term, 1.
+
+    Args:
+        seed: of the random numbers.
+        device: where to draw them.
+        draws: how many there will be in all.
+
+    Attributes:
+        layers: how many layers with masks the network has; nothing is dealt out before this is known.
+        done: how many of them this pass through the network has seen.
+        missed: whether there are rare masks that have no turn in so few draws.
+        gaussian: whether there is other randomness than that of masks.
+    """
+
+    def __init__(self, seed: int, device: torch.device, draws: int) -> None:
+        self.generator = torch.Generator(device=device).manual_seed(seed)
+        self.draws = draws
+        self.layers = 0
+        self.missed = self.gaussian = False
+        self._starts: list[Tensor] = []  # of each layer, the unit of each row that has the first turn
+        self.begin(0)
+
+    def begin(self, first: int) -> None:
+        """Start a pass through the network, with draws from number ``first`` on."""
+        self._first, self.done = first, 0
+        self._ratio = torch.zeros(1, 1, dtype=torch.float64, device=self.generator.device)
+
+    @property
+    def weights(self) -> Tensor:
+        """Of the draws by all masks so far, ``(draws, rows)`` or ``(1, 1)``."""
+        ratio = (self._ratio + self.layers - self.done) / self.layers if self.layers else torch.ones_like(self._ratio)
+        return 2 / (1 + ratio)
+
+    def normal_like(self, value: Tensor) -> Tensor:
+        """Standard Gaussian numbers of the same shape."""
+        self.gaussian = True
+        return torch.randn(value.shape, generator=self.generator, dtype=value.dtype, device=value.device)
+
+    def mask(self, value: Samples, keep: Tensor, drop: Tensor) -> Tensor:
+        """One where a unit is kept, zero where it is dropped, ``(draws, rows, n)``; probabilities are ``(rows, n)``."""
+        rare, square = torch.minimum(keep, drop), value.moments.variance + value.moments.mean.square()
+        smallest = torch.finfo(square.dtype).eps ** 2 * (keep * square).amax(-1, keepdim=True)
+        outcome = torch.bernoulli(rare.to(value.values).expand(value.values.shape), generator=self.generator)
+        if self.layers:
+            self._deal_out(outcome, rare, rare * square > smallest)
+        self.done += 1
+        return outcome.sub_((keep > drop).to(outcome)).abs_()
+
+    def _deal_out(self, outcome: Tensor, rare: Tensor, matters: Tensor) -> None:
+        """Have each unit that matters take its rarer outcome where it has its turn."""
+        draws, rows, n = outcome.shape
+        period = 2 * self.layers
+        if len(self._starts) == self.done:
+            self._starts.append(torch.randint(n, (rows,), generator=self.generator, device=outcome.device))
+            never = matters & (rare * self.draws < ENOUGH)
+            self.missed |= self.draws < period * n and bool(never.any())
+        turns = torch.arange((2 * self.done + 1 - self._first) % period, draws, period, device=outcome.device)
+        units = ((self._first + turns) // period).unsqueeze(-1) + self._starts[self.done]  # (turns, rows)
+        place = turns.unsqueeze(-1), torch.arange(rows, device=outcome.device), units % n
+        outcome[place] = torch.maximum(outcome[place], matters[place[1:]].to(outcome))
+        terms = outcome * torch.where(matters, 1 / rare, 0).to(outcome)
+        self._ratio = self._ratio + (terms.sum(-1).double() + (~matters).sum(-1)) / n
+
+
+class Averaged(NamedTuple):
+    """Mean and variance of each value over the last masks and random weights, given all draws before them.
+
+    A layer is judged by these and not by what was drawn: however rare an outcome is, also together with rare ones
+    further back, it has its part in them.
+
+    Args:
+        mean: ``(draws, rows, n)``.
+        variance: ``(draws, rows, n)``.
+        weights: of the draws before, ``(draws, rows)`` or ``(1, 1)``.
+        apart: whether units are independent, given the draws before.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    weights: Tensor
+    apart: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Draws of a random vector beside its propagated moments; every rule acts on both.
+
+    The moments are needed because MP-GELU's mask depends on the unit's statistics, not on its sampled value.
+
+    Args:
+        values: ``(draws, *batch, n)``.
+        moments: the propagated moments ``(*batch, n)``.
+        source: of randomness, which knows the weights of the draws.
+        averaged: the same draws, averaged over what happened last; ``None`` if that was not random.
+    """
+
+    values: Tensor
+    moments: Moments
+    source: Source
+    averaged: Averaged | None = None
+
+    @property
+    def given(self) -> Averaged:
+        """Units that are independent given earlier draws, from which averages over a next step can be taken."""
+        if self.averaged is not None and self.averaged.apart:
+            return self.averaged
+        return Averaged(self.values, torch.zeros_like(self.values[:1]), self.source.weights)
+
+
+@linear.register
+def _(value: Samples, weight: Tensor, bias: Tensor | None = None) -> Samples:
+    averaged = None
+    if value.averaged is not None and value.averaged.apart:
+        mean, variance, weights, _ = value.averaged
+        averaged = Averaged(linear(mean, weight, bias), F.linear(variance, weight.square()), weights, apart=False)
+    return Samples(linear(value.values, weight, bias), linear(value.moments, weight, bias), value.source, averaged)
+
+
+@gaussian_linear.register
+def _(
+    value: Samples, weight: Tensor, weight_variance: Tensor, bias: Tensor | None, bias_variance: Tensor | None
+) -> Samples:
+    # Given h, the outputs of a layer with independent Gaussian weights are independent Gaussians.
+    variance = F.linear(value.values.square(), weight_variance, bias_variance)
+    values = linear(value.values, weight, bias) + variance.sqrt() * value.source.normal_like(variance)
+    moments = gaussian_linear(value.moments, weight, weight_variance, bias, bias_variance)
+    mean, before, weights, _ = value.given
+    variance = F.linear(before, weight.square()) + F.linear(mean.square() + before, weight_variance, bias_variance)
+    averaged = Averaged(linear(mean, weight, bias), variance, weights, apart=False)
+    return Samples(values, moments, value.source, averaged)
+
+
+@multiply.register
+def _(value: Samples, gain: Tensor | float, noise: Tensor | float) -> Samples:
+    # A mask that is c with probability k and otherwise 0 has mean g = c k and variance c^2 k (1 - k).
+    mean, variance = (torch.as_tensor(part, device=value.values.device).double() for part in (gain, noise))
+    keep, drop = (part / (mean.square() + variance) for part in (mean.square(), variance))
+    return _mask(value, multiply(value.moments, gain, noise), keep, drop, mean / keep)
+
+
+@mpgelu.register
+def _(value: Samples) -> Samples:
+    mean, variance = value.moments.mean, value.moments.variance
+    keep, drop = (keep_probability(part, variance).double() for part in (mean, -mean))
+    return _mask(value, mpgelu(value.moments), keep, drop, torch.ones_like(keep))
+
+
+def _mask(value: Samples, moments: Moments, keep: Tensor, drop: Tensor, factor: Tensor) -> Samples:
+    """Units multiplied by a factor or dropped, with probabilities that need not be apart for each row and unit."""
+    keep, drop, factor = (part.expand(value.moments.mean.shape) for part in (keep, drop, factor))
+    mean, variance, weights, _ = value.given
+    variance = (variance + drop.to(mean) * mean.square()) * (keep * factor.square()).to(mean)
+    averaged = Averaged(mean * (keep * factor).to(mean), variance, weights)
+    values = value.source.mask(value, keep, drop).mul_(value.values).mul_(factor.to(mean))
+    return Samples(values, moments, value.source, averaged)
+
+
+@relu.register
+def _(value: Samples, covariance: Covariance = "exact") -> Samples:
+    return Samples(torch.relu(value.values), relu(value.moments, covariance), value.source)
+
+
+@leaky_relu.register
+def _(value: Samples, negative_slope: float = 0.01, covariance: LeakyCovariance = "exact") -> Samples:
+    values = leaky_relu(value.values, negative_slope)
+    return Samples(values, leaky_relu(value.moments, negative_slope, covariance), value.source)
+
+
+@elementwise.register
+def _(value: Samples, activation: Activation) -> Samples:
+    return Samples(activation(value.values), elementwise(value.moments, activation), value.source)
+
+
+@layer_norm.register
+def _(value: Samples, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Samples:
+    values = layer_norm(value.values, weight, bias, eps)
+    return Samples(values, layer_norm(value.moments, weight, bias, eps), value.source)
+
+
+@scale.register
+def _(value: Samples, gain: Tensor | float) -> Samples:
+    return Samples(scale(value.values, gain), scale(value.moments, gain), value.source)
+
+
+@add.register
+def _(value: Samples, other: Samples | Tensor | float, alpha: float = 1.0) -> Samples:
+    drawn, moments = (other.values, other.moments) if isinstance(other, Samples) else (other, other)
+    return Samples(add(value.values, drawn, alpha), add(value.moments, moments, alpha), value.source)
+
+
+@concatenate.register
+def _(value: Samples, *others: Samples, dim: int = -1) -> Samples:
+    moments = concatenate(value.moments, *(other.moments for other in others), dim=dim)
+    return Samples(concatenate(value.values, *(other.values for other in others)), moments, value.source)
+
+
+@flatten.register
+def _(value: Samples, start_dim: int = 1, end_dim: int = -1) -> Samples:
+    return Samples(value.values, flatten(value.moments, start_dim, end_dim), value.source)
+
+
+@fork.register
+def _(value: Samples) -> Samples:
+    return Samples(value.values, fork(value.moments), value.source)
+
+
+def draw(moments: Moments, draws: int, source: Source) -> Samples:
+    """Samples of an input: exact when it is certain, otherwise Gaussian with its covariance."""
+    shape = (draws, *moments.mean.shape)
+    if not moments.variance.any():
+        return Samples(moments.mean.expand(shape), moments, source)
+    values, vectors = torch.linalg.eigh(moments.covariance)
+    root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+    noise = source.normal_like(moments.mean.expand(shape))
+    return Samples(moments.mean + (root @ noise.unsqueeze(-1)).squeeze(-1), moments, source)
