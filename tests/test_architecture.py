@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 import mpgelu
 
@@ -27,7 +31,7 @@ ORDER = (
     "stacking",
     "ensemble",
     "parts",
-    "verify",
+    "audit",
     "convert",
     "conformal",
     "estimator",
@@ -92,3 +96,17 @@ def test_public_names_are_sorted_and_there() -> None:
     assert len(set(mpgelu.__all__)) == len(mpgelu.__all__)
     assert all(hasattr(mpgelu, name) for name in mpgelu.__all__)
     assert all(getattr(mpgelu, name).__doc__ for name in mpgelu.__all__)
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = "import sys, mpgelu.cli; print({'torch', 'pandas', 'sklearn', 'scipy'} & set(sys.modules))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown == "set()\n"
+
+
+def test_every_public_name_can_be_imported_when_asked_for() -> None:
+    assert sorted(mpgelu._HOME) == sorted(mpgelu.__all__)
+    assert all(getattr(mpgelu, name).__module__.startswith("mpgelu.") for name in mpgelu.__all__)
+    assert set(mpgelu.__all__) < set(dir(mpgelu))
+    with pytest.raises(AttributeError, match="module 'mpgelu' has no attribute 'nothing'"):
+        _ = mpgelu.nothing

@@ -63,7 +63,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds arrays but not a model"):
         read_arrays(tmp_path / "other", "model")
     (tmp_path / "text").write_text(json.dumps({"a": 1}))
-    with pytest.raises(DataError, match="is not a saved model"):
+    with pytest.raises(DataError, match="is text or a table, not a saved model"):
         read_arrays(tmp_path / "text", "model")
     write_arrays(tmp_path / "state", "checkpoint", TENSORS, {})
     with pytest.raises(DataError, match="is a saved checkpoint, not a model"):

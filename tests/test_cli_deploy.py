@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 import mpgelu as mp
+from houses import QUICK, houses
 from mpgelu.cli import app, deploy
 from mpgelu.errors import DataError, InputError
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +50,40 @@ def test_export(folder: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(quantiles, model.predict_quantile(X, [0.1, 0.9]), rtol=1e-4, atol=1e-4)
 
 
+def test_export_of_a_calibrated_model_of_a_table(tmp_path: Path) -> None:
+    """Its interval is the calibrated one, and the documented encoding of the columns is the library's."""
+    model = mp.TableModel.fit(houses(400), "price", calibrate=0.25, **QUICK)
+    model.save(tmp_path / "model")
+    result = run("export", tmp_path / "model", "--onnx", tmp_path / "m.onnx")
+    assert result.exit_code == 0, result.output
+    assert f"takes the {len(model.encoder.features)} encoded columns" in result.output
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+    about = session.get_modelmeta().custom_metadata_map
+    assert (json.loads(about["feature_names"]), about["target"]) == (model.encoder.features, "price")
+    new = houses(50, seed=1)
+    new.loc[3, "city"] = "Narvik"
+    new.to_csv(tmp_path / "new.csv", index=False)
+    (program,) = re.findall(r"```python\n(# encode\.py.*?)```", (ROOT / "docs" / "deploy.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    with (tmp_path / "new.csv").open(newline="") as file:
+        rows = [names["encoded"](json.loads(about["columns"]), row) for row in csv.DictReader(file)]
+    np.testing.assert_array_equal(rows, model.encoder.encode(new).X)
+    lower, upper = session.run(["lower", "upper"], {"features": np.array(rows, dtype=np.float32)})
+    wanted = model.predict(new, level=0.9)
+    np.testing.assert_allclose(lower, wanted.lower, rtol=1e-4)
+    np.testing.assert_allclose(upper, wanted.upper, rtol=1e-4)
+    mp.export_onnx(model, tmp_path / "lopsided.onnx", levels=(0.1, 0.95))
+    assert "lower" not in [out.name for out in onnxruntime.InferenceSession(tmp_path / "lopsided.onnx").get_outputs()]
+
+
 def test_explain(folder: Path, tmp_path: Path) -> None:
     paths = tmp_path / "out.csv", tmp_path / "figure.png"
     options = ("-o", paths[0], "--plot", paths[1], "--input-std", "a=0.5")
     result = run("explain", folder / "model.mpgelu", folder / "data.csv", *options)
     assert result.exit_code == 0, result.output
     frame = pd.read_csv(paths[0])
+    assert (frame.row.min(), frame.row.max()) == (1, 120)
     X = pd.read_csv(folder / "data.csv")[["a", "b"]]
     _, stddev = mp.load(folder / "model.mpgelu").predict(X, return_std=True, input_std=[0.5, 0.0])
     np.testing.assert_allclose(frame.groupby("row").variance.sum(), stddev**2, rtol=1e-5)
@@ -95,14 +129,23 @@ def test_verify_says_what_it_cannot_tell(folder: Path, tmp_path: Path) -> None:
 def test_bad_tables(content: str, message: str, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text(content)
     with pytest.raises(DataError, match=message):
-        deploy._read(folder / "model.mpgelu", tmp_path / "bad.csv")
+        deploy._read(folder / "model.mpgelu", tmp_path / "bad.csv", ",")
+
+
+def test_another_delimiter(folder: Path, tmp_path: Path) -> None:
+    pd.read_csv(folder / "data.csv").to_csv(tmp_path / "other.csv", index=False, sep=";")
+    for command in (("verify", "--draws", 500), ("explain", "-o", tmp_path / "out.csv")):
+        result = run(command[0], folder / "model.mpgelu", tmp_path / "other.csv", *command[1:], "--delimiter", ";")
+        assert result.exit_code == 0, result.output
 
 
 def test_bad_options(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--levels: wants numbers separated by commas, got 'x'"):
         deploy.export(folder / "model.mpgelu", tmp_path / "m.onnx", "x")
-    with pytest.raises(InputError, match="the model has no feature 'z'; it has a, b"):
+    with pytest.raises(InputError, match="no feature 'z'; there are a, b"):
         deploy._errors("z=1", ["a", "b"])
+    with pytest.raises(InputError, match="no feature 'wieght'; did you mean 'weight'"):
+        deploy._errors("wieght=1", ["weight", "b"])
     with pytest.raises(InputError, match=r"wants pairs such as a=0\.1, got 'a'"):
         deploy._errors("a", ["a", "b"])
 

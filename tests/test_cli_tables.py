@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import mpgelu as mp
 from command_line import Command, Result
 from houses import QUICK, houses
 from mpgelu.model import OUTPUTS, TableModel
@@ -55,11 +56,11 @@ def test_fit_predict_evaluate_report_info(mpgelu: Command, folder: Path) -> None
     assert "houses.csv: 300 rows, 7 columns" in result.out
     for line in ("area     number", "city     3 categories", "country  not used: is 'Norway' in every row"):
         assert line in result.out
-    assert re.search(r"held-out rows -\d\.\d+ \(predicting the average: -\d\.\d+\)", result.out)
+    assert re.search(r"cross-validated log-likelihood -\d\.\d+ \(predicting the average: -\d\.\d+\)", result.out)
     assert names(folder / "out") == {"m"}
 
     result = mpgelu("predict", "out/m", "new.csv", "-o", "out.csv", "--level", "0.5")
-    assert result == Result(0, "", "")
+    assert result == Result(0, "40 rows: out.csv\n", "")
     predicted = pd.read_csv("out.csv")
     assert tuple(predicted) == OUTPUTS
     expected = TableModel.load("out/m").predict(houses(40, seed=1), 0.5)
@@ -170,7 +171,7 @@ def test_input_columns_can_be_kept(mpgelu: Command, folder: Path) -> None:
     assert some.out.splitlines()[0] == "id,city,p_mean,p_stddev,p_epistemic,p_aleatoric,p_lower,p_upper"
     assert some.out.splitlines()[1].startswith("house 0,")
     every = mpgelu("predict", "model", "new.csv", "--keep", "all", "-o", "all.parquet")
-    assert every == Result(0, "", "")
+    assert every == Result(0, "40 rows: all.parquet\n", "")
     kept = pd.read_parquet("all.parquet")
     assert list(kept) == [*pd.read_csv("new.csv"), *OUTPUTS]
     assert kept["area"].tolist() == pd.read_csv("new.csv", dtype=str)["area"].tolist()  # as it was written
@@ -191,15 +192,31 @@ def test_unseen_categories_and_new_gaps_are_told_once(
     frame = houses(40, seed=1)
     frame.loc[3:7, "city"] = "Narvik"
     frame.loc[9:10, "area"] = np.nan
+    frame.loc[11, "area"] = 1000
     frame.to_csv("odd.csv", index=False)
     monkeypatch.setattr("mpgelu.table.source.Source.frames.__defaults__", (8,))
     result = mpgelu("predict", "model", "odd.csv", "-o", "out.csv")
     assert result.code == 0
-    first, second = result.err.splitlines()
+    first, second, third = result.err.splitlines()
     assert first.startswith("warning: odd.csv: 5 cells hold a category that training did not have")
     assert first.endswith("(city 5)")
     assert second.startswith("warning: odd.csv: 2 cells are missing in columns")
     assert second.endswith("(area 2)")
+    assert third.startswith("warning: odd.csv: 1 cells are far outside the range that training had")
+    assert third.endswith("(area 1)")
+    assert result.out == "40 rows: out.csv\n"
+
+
+def test_rows_without_a_target_are_told(mpgelu: Command, folder: Path) -> None:
+    houses(40, seed=1).assign(price=[1.0, np.nan] * 20).to_csv("half.csv", index=False)
+    for command in (("evaluate", "model", "half.csv"), ("report", "model", "half.csv")):
+        result = mpgelu(*command)
+        assert (result.code, result.err) == (0, "warning: half.csv: 20 rows without 'price' are left out\n")
+
+
+def test_the_version(mpgelu: Command) -> None:
+    result = mpgelu("--version")
+    assert (result.code, result.out, result.err) == (0, f"mpgelu {mp.__version__}\n", "")
 
 
 def test_fast_predictions_are_close(mpgelu: Command, folder: Path) -> None:
@@ -292,7 +309,22 @@ MISTAKES: dict[str, tuple[Callable[[], None], tuple[str, ...], str]] = {
     "calibrate": (nothing, (*FIT, "--calibrate", "0.001"), "--calibrate: must be a share of the rows"),
     "model into a folder": (nothing, (*FIT, "-o", "."), "cannot write .: it is a folder"),
     "model below a file": (nothing, (*FIT, "-o", "new.csv/m"), "cannot write new.csv/m"),
-    "not a model": (nothing, ("predict", "new.csv", "new.csv"), "new.csv is not a saved model"),
+    "not a model": (nothing, ("predict", "new.csv", "new.csv"), "new.csv is text or a table, not a saved model"),
+    "table first": (nothing, ("predict", "houses.csv", "model"), "houses.csv is text or a table, not a saved"),
+    "output is the table": (nothing, ("predict", "model", "new.csv", "-o", "./new.csv"), "it is read by the same"),
+    "output is the model": (nothing, ("report", "model", "new.csv", "-o", "model"), "it is read by the same command"),
+    "model is the table": (nothing, (*FIT, "-o", "houses.csv"), "cannot write houses.csv: it is read by the same"),
+    "output is a sheet": (nothing, ("predict", "model", "new.csv", "-o", "o.xlsx"), "ends in .csv or .parquet"),
+    "decimal comma": (
+        written("new.csv", 'area,city,year,garage\n"50,5",Oslo,1990,yes\n'),
+        ("predict", "model", "new.csv"),
+        "new.csv, column 'area', line 2: '50,5' has a decimal comma; write numbers with a point",
+    ),
+    "another delimiter in cells": (
+        written("new.csv", "area;city\n50;Oslo\n50,5;Oslo\n"),
+        ("predict", "model", "new.csv"),
+        "its delimiter looks like ';': give --delimiter ';'",
+    ),
     "no model": (nothing, ("predict", "modle", "new.csv"), "modle does not exist"),
     "columns lack": (
         written("new.csv", "city,price,Area\nOslo,1,2\n"),
@@ -325,7 +357,7 @@ MISTAKES: dict[str, tuple[Callable[[], None], tuple[str, ...], str]] = {
     ),
     "report into a folder": (nothing, ("report", "model", "new.csv", "-o", "."), "cannot write .: it is a folder"),
     "scores below a file": (nothing, ("evaluate", "model", "new.csv", "-o", "model/s"), "cannot write model/s"),
-    "info of a table": (nothing, ("info", "new.csv"), "new.csv is not a saved model"),
+    "info of a table": (nothing, ("info", "new.csv"), "new.csv is text or a table, not a saved model"),
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from pathlib import Path
 from typing import Any
@@ -272,7 +273,13 @@ def test_checkpoints_give_the_finished_model_at_once(tmp_path: Path) -> None:
         clone(model).set_params(random_state=None).fit(X, y)
 
 
-@pytest.mark.parametrize(("rows", "members"), [(399, 10), (400, 5), (3, 3)])
+def test_more_rows_get_more_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpgelu.estimator._STEPS", ((49, 3), (math.inf, 5)))
+    models = [MPGELURegressor(**QUICK | {"steps": None}).fit(*table(rows)) for rows in (49, 50)]
+    assert [model.n_iter_ for model in models] == [3, 5]
+
+
+@pytest.mark.parametrize(("rows", "members"), [(399, 10), (400, 8), (1999, 8), (2000, 5), (3, 3)])
 def test_few_rows_get_more_members(rows: int, members: int) -> None:
     model = MPGELURegressor(**QUICK | {"members": None, "steps": 2}).fit(*table(rows))
     assert len(model.networks_) == 2 * members

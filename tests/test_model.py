@@ -60,13 +60,11 @@ def test_columns_and_what_became_of_them(model: TableModel) -> None:
 def test_a_saved_model_predicts_the_same_bits(model: TableModel, tmp_path: Path) -> None:
     new = houses(50, seed=3)
     model.save(tmp_path / "model")
-    loaded = TableModel.load(tmp_path / "model")
+    loaded = mp.load(tmp_path / "model")
+    assert isinstance(loaded, TableModel)
     pd.testing.assert_frame_equal(loaded.predict(new), model.predict(new), check_exact=True)
     assert (loaded.target, loaded.rows, loaded.encoder) == (model.target, model.rows, model.encoder)
-    bare = mp.load(tmp_path / "model")
-    np.testing.assert_array_equal(
-        bare.predict(model.encoder.encode(new).X), model.regressor.predict(model.encoder.encode(new).X)
-    )
+    assert TableModel.load(tmp_path / "model").encoder == model.encoder
 
 
 def test_a_model_of_plain_numbers_is_not_one_of_a_table(model: TableModel, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -642,6 +643,13 @@ def test_targets_broadcast_against_the_rows() -> None:
     for values in (p.cdf(grid), p.log_prob(grid), p.crps(grid), p.probability_above(grid)):
         assert values.shape == (5, 2)
     torch.testing.assert_close(p.crps(grid)[3], p.crps(grid[3]))
+
+
+def test_targets_of_any_kind() -> None:
+    p, values = gaussian(3), [0.1, 0.2, 0.3]
+    wanted = p.crps(torch.tensor(values))
+    for y in (values, tuple(values), np.array(values), pd.Series(values)):
+        torch.testing.assert_close(p.crps(y), wanted)
 
 
 def test_repr_shows_the_shapes() -> None:

@@ -198,7 +198,52 @@ def test_categories_beyond_the_most_frequent_are_others() -> None:
     encoded = encoder.encode(table(c=["c07", "c55", "rare", "new"]))
     assert encoded.X.argmax(1).tolist() == [7, 50, 50, 50]
     assert encoded.X.sum(1).tolist() == [1, 1, 1, 1]
-    assert not encoded.unseen
+    assert encoded.unseen == {"c": 1}  # rare ones were seen
+
+
+def test_too_many_rare_categories_to_remember(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpgelu.table.encoder._MOST_REMEMBERED", 2)
+    encoder = TableEncoder.learn(table(c=["x", "x", "x", "rare", "odd"]))
+    assert not encoder.encode(table(c=["new"])).unseen
+
+
+def test_numbers_far_outside_the_training_range_are_counted() -> None:
+    encoder = TableEncoder.learn(table(a=["10", "20", "15"], b=["1", "2", "3"]))
+    encoded = encoder.encode(table(a=["0", "-1", "30", "31", ""], b=["2"] * 5))
+    assert encoded.far == {"a": 2}
+
+
+@pytest.mark.parametrize(
+    ("values", "is_hinted"),
+    [
+        (range(1000, 1120), True),
+        (range(1000, 1360, 3), False),  # its range is much longer than the table
+        (range(99), False),  # too few to tell
+        ([*range(119), 118], False),
+        ([*range(119), 0.5], False),
+    ],
+)
+def test_numbers_of_the_rows_are_hinted_at(values: Any, is_hinted: bool) -> None:
+    (column,) = TableEncoder.learn(table(id=[str(value) for value in values])).columns
+    assert ("a number of the row? then --drop it" in column.told) == is_hinted
+
+
+def test_dates_written_as_numbers_are_dates() -> None:
+    days = pd.date_range("2022-01-28", periods=40).strftime("%Y%m%d")
+    with pytest.raises(CellError, match="column 'day': holds dates or times such as '20220128'; turn them into"):
+        TableEncoder.learn(table(day=days))
+    assert TableEncoder.learn(table(day=[*days, "20220232"])).features == ["day"]  # no date
+
+
+def test_encoders_of_earlier_versions() -> None:
+    encoder = TableEncoder.learn(table(a=["1", "2", "3"], c=["x", "x", "x"], d=["u", "v", ""]))
+    about = encoder.described()
+    for column in about["columns"]:
+        for name in ("lowest", "highest", "counts", "rare"):
+            column.pop(name, None)
+    earlier = TableEncoder.from_description(about)
+    encoded = earlier.encode(table(a=["1e9"], c=["z"], d=["u"]))
+    assert (encoded.far, encoded.X[0, 0]) == ({}, 1e9)
 
 
 def test_unseen_categories_are_counted_and_are_none_of_the_known() -> None:

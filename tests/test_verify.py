@@ -13,7 +13,7 @@ from torch import nn
 
 import mpgelu as mp
 from mpgelu import Audit, DiagonalMoments, FactoredMoments, FullMoments, InputError, verify
-from mpgelu.verify.samples import Samples, Source
+from mpgelu.audit.samples import Samples, Source
 
 DRAWS = 5_000
 RATES = (1e-7, 1e-5, 1e-4, 1.5e-3, 0.01, 0.1, 0.5)

@@ -1,20 +1,26 @@
 """Neural networks that say how sure they are, in one deterministic forward pass."""
 
-from mpgelu.attribution import attribute, plot_attribution
-from mpgelu.convert import ConversionReport, from_torch
-from mpgelu.ensemble import Ensemble
-from mpgelu.errors import ConversionError, DataError, InputError, MissingRuleError, MPGELUError, TrainingError
-from mpgelu.estimator import MPGELURegressor, load
-from mpgelu.export import export_onnx
-from mpgelu.layers import MPGELU, Dropout, GaussianLinear, Linear, ReLU
-from mpgelu.likelihood import Gaussian, HeteroscedasticGaussian
-from mpgelu.model import TableModel
-from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
-from mpgelu.networks import Stack, network, paper_network
-from mpgelu.predictive import Predictive
-from mpgelu.propagation import propagate
-from mpgelu.training import History, RecoveryWarning, fit
-from mpgelu.verify import Audit, verify
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpgelu.attribution import attribute, plot_attribution
+    from mpgelu.audit import Audit, verify
+    from mpgelu.convert import ConversionReport, from_torch
+    from mpgelu.ensemble import Ensemble
+    from mpgelu.errors import ConversionError, DataError, InputError, MissingRuleError, MPGELUError, TrainingError
+    from mpgelu.estimator import MPGELURegressor
+    from mpgelu.export import export_onnx
+    from mpgelu.layers import MPGELU, Dropout, GaussianLinear, Linear, ReLU
+    from mpgelu.likelihood import Gaussian, HeteroscedasticGaussian
+    from mpgelu.model import TableModel, load
+    from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
+    from mpgelu.networks import Stack, network, paper_network
+    from mpgelu.predictive import Predictive
+    from mpgelu.propagation import propagate
+    from mpgelu.training import History, RecoveryWarning, fit
 
 __version__ = "0.1.0"
 
@@ -55,3 +61,34 @@ __all__ = [
     "propagate",
     "verify",
 ]
+
+_HOMES = {
+    "attribution": ("attribute", "plot_attribution"),
+    "convert": ("ConversionReport", "from_torch"),
+    "ensemble": ("Ensemble",),
+    "errors": ("ConversionError", "DataError", "InputError", "MissingRuleError", "MPGELUError", "TrainingError"),
+    "estimator": ("MPGELURegressor",),
+    "export": ("export_onnx",),
+    "layers": ("MPGELU", "Dropout", "GaussianLinear", "Linear", "ReLU"),
+    "likelihood": ("Gaussian", "HeteroscedasticGaussian"),
+    "model": ("TableModel", "load"),
+    "moments": ("DiagonalMoments", "FactoredMoments", "FullMoments"),
+    "networks": ("Stack", "network", "paper_network"),
+    "predictive": ("Predictive",),
+    "propagation": ("propagate",),
+    "training": ("History", "RecoveryWarning", "fit"),
+    "audit": ("Audit", "verify"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is: torch takes seconds, which ``mpgelu --help`` need not wait for."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'mpgelu' has no attribute {name!r}")
+    globals()[name] = value = getattr(import_module(f"mpgelu.{_HOME[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -41,27 +41,27 @@ def read_arrays(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any
     """
     if not path.is_file():
         what = "is a folder, not a file" if path.is_dir() else "does not exist"
-        raise DataError(f"load: {path} {what}; give the path of a saved {kind}")
+        raise DataError(f"{path} {what}; give the path of a saved {kind}")
     try:
         content = path.read_bytes()
         arrays = load(content)
     except OSError as error:
-        raise DataError(f"load: cannot read {path}: {error.strerror or error}") from error
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     except (safetensors.SafetensorError, ValueError) as error:
-        raise DataError(f"load: {path} is not a saved {kind}, or is truncated ({error}); save it again") from error
+        if content and b"\0" not in content[:8]:  # where the length of the header would be
+            raise DataError(f"{path} is text or a table, not a saved {kind}") from error
+        raise DataError(f"{path} is not a saved {kind}, or is truncated ({error}); save it again") from error
     metadata = _metadata(content)
     if _KEY not in metadata:
-        raise DataError(f"load: {path} holds arrays but not a {kind} saved by this library")
+        raise DataError(f"{path} holds arrays but not a {kind} saved by this library")
     text = metadata[_KEY]
     described = json.loads(text)
     if described["format"] > FORMAT:
-        raise DataError(
-            f"load: {path} has format {described['format']}, this version reads up to {FORMAT}; update mpgelu"
-        )
+        raise DataError(f"{path} has format {described['format']}, this version reads up to {FORMAT}; update mpgelu")
     if metadata.get("sha256") != _digest(arrays, text):
-        raise DataError(f"load: {path} was altered after it was saved (its checksum differs); save it again")
+        raise DataError(f"{path} was altered after it was saved (its checksum differs); save it again")
     if described["kind"] != kind:
-        raise DataError(f"load: {path} is a saved {described['kind']}, not a {kind}")
+        raise DataError(f"{path} is a saved {described['kind']}, not a {kind}")
     return arrays, described["about"]
 
 

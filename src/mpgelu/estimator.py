@@ -19,7 +19,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from mpgelu import conformal
-from mpgelu.arrays import read_arrays, write_arrays
+from mpgelu.arrays import write_arrays
 from mpgelu.ensemble import Ensemble
 from mpgelu.errors import InputError
 from mpgelu.likelihood import HeteroscedasticGaussian
@@ -392,20 +392,6 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 for column, part in zip(columns, parts, strict=True):
                     column.append(part.numpy())
         return tuple(np.concatenate(columns.pop(0)) for _ in range(len(columns)))  # popped, so that it is freed
-
-
-def load(path: str | os.PathLike[str]) -> MPGELURegressor:
-    """Read a model written by :meth:`MPGELURegressor.save`; its predictions are bit-identical.
-
-    Nothing in the file is executed. The networks that ``warm_start`` would go on from are not part of it.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        DataError: The file is missing, not a model, truncated, altered, or from a newer version of this library.
-    """
-    return from_description(*read_arrays(Path(path), "model"))
 
 
 def from_description(arrays: dict[str, Tensor], about: Mapping[str, Any]) -> MPGELURegressor:

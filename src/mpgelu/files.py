@@ -52,4 +52,4 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:
-        raise DataError(f"write_atomically: cannot write {path}: {error.strerror or error}") from error
+        raise DataError(f"cannot write {path}: {error.strerror or error}") from error

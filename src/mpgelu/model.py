@@ -149,7 +149,7 @@ class TableModel:
         return mean - width, mean + width
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything to one file, for :meth:`load`; :func:`mpgelu.load` reads the regressor from it.
+        """Write everything to one file, for :func:`mpgelu.load`.
 
         Args:
             path: of the file.
@@ -170,12 +170,10 @@ class TableModel:
         Raises:
             DataError: The file is missing, altered, or not the model of a table.
         """
-        arrays, about = read_arrays(Path(path), "model")
-        if "table" not in about:
-            raise DataError(f"load: {path} is a model of plain numbers, not of a table; read it with mpgelu.load")
-        table = about["table"]
-        encoder = TableEncoder.from_description(table["encoder"])
-        return cls(table["target"], encoder, from_description(arrays, about), table["rows"])
+        model = load(path)
+        if not isinstance(model, cls):
+            raise DataError(f"{path} is a model of plain numbers, not of a table; read it with mpgelu.load")
+        return model
 
     def _distributions(self, X: Array) -> Iterator[tuple[Predictive, slice]]:
         """A few rows at a time, whose numbers stay in the processor's cache."""
@@ -183,6 +181,28 @@ class TableModel:
             for start in range(0, len(X), _ROWS_AT_ONCE):
                 rows = slice(start, start + _ROWS_AT_ONCE)
                 yield self.regressor.ensemble_(torch.as_tensor(X[rows]), None, _NODES), rows
+
+
+def load(path: str | os.PathLike[str]) -> Any:
+    """Read a model from the file that its ``save`` wrote; its predictions are bit-identical.
+
+    Nothing in the file is executed. The networks that ``warm_start`` would go on from are not part of it.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        What was saved: an :class:`MPGELURegressor`, or a :class:`TableModel`, which ``mpgelu fit`` writes.
+
+    Raises:
+        DataError: The file is missing, not a model, truncated, altered, or from a newer version of this library.
+    """
+    arrays, about = read_arrays(Path(path), "model")
+    regressor = from_description(arrays, about)
+    if "table" not in about:
+        return regressor
+    table = about["table"]
+    return TableModel(table["target"], TableEncoder.from_description(table["encoder"]), regressor, table["rows"])
 
 
 def prepare(

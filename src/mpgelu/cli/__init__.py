@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from importlib.metadata import version
+from typing import Annotated, Any
 
 import typer
 
@@ -30,6 +31,21 @@ for _command in _COMMANDS:
 app.add_typer(reproduce.app, name="reproduce")
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"mpgelu {version('mpgelu')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # of all wrong calls; typer does not export it
 
 
@@ -45,6 +61,9 @@ def main() -> None:
         sys.exit(2)
     except typer.Abort:
         sys.exit(1)
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+        sys.exit(130)
     sys.exit(code or 0)
 
 

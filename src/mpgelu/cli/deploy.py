@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mpgelu.cli.shared import Delimiter, open_table
 from mpgelu.errors import DataError, InputError
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from mpgelu.estimator import MPGELURegressor
-    from mpgelu.table import TableEncoder
 
 Model = Annotated[Path, typer.Argument(help="A saved model.")]
 Table = Annotated[Path, typer.Argument(help="A CSV or Parquet file with the model's columns.")]
@@ -30,13 +30,20 @@ def export(
     Example: mpgelu export model.mpgelu --onnx model.onnx
     """
     from mpgelu.export import export_onnx
+    from mpgelu.model import TableModel, load
+    from mpgelu.table import check_writable
 
     try:
         numbers = [float(level) for level in levels.split(",") if level.strip()]
     except ValueError:
         raise InputError(f"--levels: wants numbers separated by commas, got {levels!r}") from None
-    export_onnx(_load(model)[0], onnx, numbers)
+    check_writable(onnx, model)
+    loaded = load(model)
+    export_onnx(loaded, onnx, numbers)
     typer.echo(f"graph: {onnx}")
+    if isinstance(loaded, TableModel):
+        count = len(loaded.encoder.features)
+        typer.echo(f"It takes the {count} encoded columns; its metadata say how to make them: docs/deploy.md.")
 
 
 def explain(
@@ -47,17 +54,25 @@ def explain(
     input_std: Annotated[
         str | None, typer.Option(help="Measurement errors: column=value pairs separated by commas.")
     ] = None,
+    delimiter: Delimiter = ",",
 ) -> None:
     """Say where the variance of each prediction comes from: noise, features, layers, disagreement.
+
+    Rows are counted from 1 below the header.
 
     Example: mpgelu explain model.mpgelu data.csv -o sources.csv --plot sources.png --input-std age=0.5
     """
     from mpgelu.attribution import attribute, plot_attribution
     from mpgelu.files import write_atomically
+    from mpgelu.table import check_writable
 
-    loaded, table = _read(model, data)
+    for file in (output, plot):
+        if file is not None:
+            check_writable(file, model, data)
+    loaded, table = _read(model, data, delimiter)
     errors = None if input_std is None else _errors(input_std, list(table.columns))
     frame = attribute(loaded, table, input_std=errors)
+    frame["row"] += 1  # as people count the lines of a file, and as the report does
     write_atomically(output, frame.to_csv(index=False))
     typer.echo(f"sources: {output}")
     if plot is not None:
@@ -78,6 +93,7 @@ def verify(
         int | None, typer.Option(min=100, help="Samples for each row. Default: 20000, or as needed.")
     ] = None,
     networks: Annotated[int, typer.Option(min=1, help="How many networks to look at, the heaviest.")] = 3,
+    delimiter: Delimiter = ",",
 ) -> None:
     """Compare a model's moments with sampling its networks, layer by layer; exit code 1 if they disagree.
 
@@ -85,9 +101,9 @@ def verify(
     """
     import numpy as np
 
-    from mpgelu.verify import verify as audit
+    from mpgelu.audit import verify as audit
 
-    loaded, table = _read(model, data)
+    loaded, table = _read(model, data, delimiter)
     chosen = np.unique(np.linspace(0, len(table) - 1, rows).round().astype(int))
     found = audit(loaded, table.iloc[chosen], draws=draws, networks=networks)
     typer.echo(f"{found}\n\n{found.words()}")
@@ -95,34 +111,20 @@ def verify(
         raise typer.Exit(1)
 
 
-def _load(model: Path) -> tuple[MPGELURegressor, TableEncoder | None]:
-    """A saved model; one of a table with its encoder, and with the names that the encoded columns have."""
-    import numpy as np
-
-    from mpgelu.arrays import read_arrays
-    from mpgelu.estimator import from_description
-    from mpgelu.table import TableEncoder
-
-    arrays, about = read_arrays(model, "model")
-    loaded = from_description(arrays, about)
-    if "table" not in about:
-        return loaded, None
-    encoder = TableEncoder.from_description(about["table"]["encoder"])
-    loaded.feature_names_in_ = np.array(encoder.features, dtype=object)
-    return loaded, encoder
-
-
-def _read(model: Path, data: Path) -> tuple[MPGELURegressor, pd.DataFrame]:
+def _read(model: Path, data: Path, delimiter: str) -> tuple[MPGELURegressor, pd.DataFrame]:
     """A saved model and its features from a table, encoded as in training if the model is one of a table."""
+    import numpy as np
     import pandas as pd
 
-    from mpgelu.table import Source
+    from mpgelu.model import TableModel, load
 
-    (loaded, encoder), source = _load(model), Source(str(data))
+    loaded, source = load(model), open_table(str(data), delimiter)
     frame = source.read()
-    if encoder is not None:
+    if isinstance(loaded, TableModel):
+        names, regressor = loaded.encoder.features, loaded.regressor
+        regressor.feature_names_in_ = np.array(names, dtype=object)
         with source.located():
-            return loaded, pd.DataFrame(encoder.encode(frame).X, columns=encoder.features)
+            return regressor, pd.DataFrame(loaded.encoder.encode(frame).X, columns=names)
     names = list(getattr(loaded, "feature_names_in_", frame.columns[: loaded.n_features_in_]))
     if missing := [name for name in names if name not in frame]:
         raise DataError(f"{data} has no column {missing[0]!r}; the model wants {', '.join(map(str, names))}")
@@ -139,6 +141,8 @@ def _filled(cells: pd.Series[Any]) -> pd.Series[bool]:
 
 
 def _errors(text: str, names: list[str]) -> list[float]:
+    from mpgelu.datasets import closest
+
     errors = dict.fromkeys(names, 0.0)
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
@@ -147,6 +151,7 @@ def _errors(text: str, names: list[str]) -> list[float]:
         except ValueError:
             raise InputError(f"--input-std: wants pairs such as {names[0]}=0.1, got {part!r}") from None
         if name not in errors:
-            raise InputError(f"--input-std: the model has no feature {name!r}; it has {', '.join(names)}")
+            listed = ", ".join(names[:10]) + ", ..." * (len(names) > 10)
+            raise InputError(f"--input-std: no feature {name!r}{closest(name, names) or f'; there are {listed}'}")
         errors[name] = number
     return [errors[name] for name in names]

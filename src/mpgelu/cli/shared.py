@@ -6,13 +6,16 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from mpgelu.errors import InputError
+
+if TYPE_CHECKING:
+    from mpgelu.table import Source
 
 Data = Annotated[
     Path | None,
@@ -21,6 +24,19 @@ Data = Annotated[
         help="Folder with the UCI data sets (the one that holds UCI_Datasets). Without it they are downloaded once.",
     ),
 ]
+
+
+Delimiter = Annotated[str, typer.Option(help="Between the cells of a CSV file; 'tab' for a tab.")]
+
+
+def open_table(path: str, delimiter: str) -> Source:
+    """A table to read; ``-`` is standard input."""
+    from mpgelu.table import Source
+
+    delimiter = {"tab": "\t", "\\t": "\t"}.get(delimiter, delimiter)
+    if len(delimiter) != 1:
+        raise InputError(f"--delimiter: wants one character, or 'tab', got {delimiter!r}")
+    return Source(path, delimiter)
 
 
 def chosen(

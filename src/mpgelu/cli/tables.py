@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mpgelu.cli.shared import Delimiter, open_table
 from mpgelu.errors import DataError, InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import, which --help need not wait for
@@ -35,7 +36,6 @@ class Missing(StrEnum):
 Table = Annotated[str, typer.Argument(metavar="TABLE", help="CSV or Parquet file with column names; - is stdin.")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="File written by mpgelu fit.")]
 Level = Annotated[float, typer.Option(help="Probability of the intervals.")]
-Delimiter = Annotated[str, typer.Option(help="Between the cells of a CSV file; 'tab' for a tab.")]
 
 
 def fit(
@@ -80,8 +80,8 @@ def fit(
     from mpgelu.table import check_writable
 
     layers = _layers(hidden)
-    check_writable(output)
-    source = _source(table, delimiter)
+    check_writable(output, table)
+    source = open_table(table, delimiter)
     effort = (FAST if fast else {}) | ({} if steps is None else {"steps": steps})
     with _about(source), _one_line_warnings():
         frame = source.read()
@@ -142,11 +142,14 @@ def predict(
 
     Example: mpgelu predict houses.mpgelu new.csv -o predictions.csv --level 0.9 --keep id
     """
-    from mpgelu.table import Sink
+    from mpgelu.table import Sink, check_writable
 
+    sink = Sink(output)
+    if sink.path is not None:
+        check_writable(sink.path, model, table)
     fitted = _load(model, fast)
     _check_level(fitted, level)
-    source, sink, notes = _source(table, delimiter), Sink(output), _Notes()
+    source, notes, rows = open_table(table, delimiter), _Notes(), 0
     with _about(source), sink.opened(), _progress(source, hidden=sink.path is None and sys.stdout.isatty()) as parts:
         for part in parts:
             kept = _kept(part, keep or [], prefix)
@@ -154,7 +157,10 @@ def predict(
             notes.add(encoded)
             predicted = fitted.predict(encoded, level).add_prefix(prefix).set_index(part.index)
             sink.write(kept.join(predicted))
+            rows += len(part)
     notes.tell(source)
+    if sink.path is not None:
+        typer.echo(f"{rows:,} row{'s' * (rows != 1)}: {sink.path}")
 
 
 def evaluate(
@@ -173,10 +179,10 @@ def evaluate(
     from mpgelu.table import check_writable
 
     if output is not None:
-        check_writable(output)
+        check_writable(output, model, table)
     fitted = _load(model, fast)
     _check_level(fitted, level)
-    source = _source(table, delimiter)
+    source = open_table(table, delimiter)
     with _about(source), _progress(source) as parts:
         evaluation = _evaluated(fitted, parts, level, source)
     typer.echo(f"{source.name}: {len(evaluation.actual):,} rows, target {fitted.target}")
@@ -205,16 +211,15 @@ def report(
     from mpgelu.report import page
     from mpgelu.table import check_writable
 
-    check_writable(output)
+    check_writable(output, model, table)
     fitted = _load(model, fast)
     _check_level(fitted, level)
-    source, frames = _source(table, delimiter), []
+    source, frames = open_table(table, delimiter), []
 
     def remembered(parts: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         for part in parts:
-            known = _with_target(fitted, part)
-            frames.append(known)
-            yield known
+            frames.append(_with_target(fitted, part))
+            yield part
 
     with _about(source), _progress(source) as parts:
         evaluation = _evaluated(fitted, remembered(parts), level, source)
@@ -267,28 +272,22 @@ class _Notes:
     def __init__(self) -> None:
         self.unseen: Counter[str] = Counter()
         self.filled: Counter[str] = Counter()
+        self.far: Counter[str] = Counter()
 
     def add(self, encoded: Encoded) -> None:
         self.unseen += encoded.unseen
         self.filled += encoded.filled
+        self.far += encoded.far
 
     def tell(self, source: Source) -> None:
         for counts, what in (
             (self.unseen, "hold a category that training did not have, and count as none of the known"),
             (self.filled, "are missing in columns that were almost complete in training, and were filled"),
+            (self.far, "are far outside the range that training had; predictions of these rows are guesses"),
         ):
             if counts:
                 listed = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(5))
                 _warn(f"{source.name}: {sum(counts.values()):,} cells {what} ({listed})")
-
-
-def _source(table: str, delimiter: str) -> Source:
-    from mpgelu.table import Source
-
-    delimiter = {"tab": "\t", "\\t": "\t"}.get(delimiter, delimiter)
-    if len(delimiter) != 1:
-        raise InputError(f"--delimiter: wants one character, or 'tab', got {delimiter!r}")
-    return Source(table, delimiter)
 
 
 def _load(path: Path, fast: bool = False) -> TableModel:
@@ -349,9 +348,10 @@ def _evaluated(
     from mpgelu.evaluation import Evaluation
     from mpgelu.model import rows_with_target
 
-    notes, found = _Notes(), []
+    notes, found, unknown = _Notes(), [], 0
     for part in parts:
         known, actual = rows_with_target(part, model.target)
+        unknown += len(part) - len(known)
         encoded = model.encoder.encode(known)
         notes.add(encoded)
         if len(known):
@@ -360,6 +360,8 @@ def _evaluated(
         raise DataError(f"no row has a target {model.target!r}; there is nothing to compare with")
     if source is not None:
         notes.tell(source)
+        if unknown:
+            _warn(f"{source.name}: {unknown:,} rows without {model.target!r} are left out")
     return Evaluation.concatenate(found)
 
 
@@ -414,7 +416,7 @@ def _print_training(model: TableModel) -> None:
 
     average = -math.log(float(model.regressor.ensemble_.target_scale)) - 0.5 * math.log(2 * math.pi * math.e)
     typer.echo(
-        f"trained on {model.rows:,} rows; log-likelihood of held-out rows {model.regressor.score_:.3f} "
+        f"trained on {model.rows:,} rows; cross-validated log-likelihood {model.regressor.score_:.3f} "
         f"(predicting the average: {average:.3f})"
     )
     scores = model.regressor.calibration_scores_

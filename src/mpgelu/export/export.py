@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from mpgelu import conformal
 from mpgelu.ensemble import Ensemble
 from mpgelu.errors import InputError
 from mpgelu.estimator import MPGELURegressor
 from mpgelu.files import write_atomically
 from mpgelu.likelihood import Gaussian, HeteroscedasticGaussian
+from mpgelu.model import TableModel
 from mpgelu.parts import Parts, parts_of
 from mpgelu.stacking import Covariance
 
@@ -26,7 +28,7 @@ _NODES = 32  # components of each network's mixture over the noise, as in the li
 
 
 def export_onnx(
-    model: MPGELURegressor | Ensemble | nn.Module,
+    model: MPGELURegressor | TableModel | Ensemble | nn.Module,
     path: str | os.PathLike[str],
     levels: Sequence[float] = (0.05, 0.5, 0.95),
     *,
@@ -41,6 +43,10 @@ def export_onnx(
     ``epistemic`` and ``aleatoric`` (variances), each ``(rows,)``, and ``quantiles`` ``(rows, len(levels))``. Its
     metadata hold the texts ``feature_names`` and ``levels``, both JSON, and ``version``.
 
+    A calibrated estimator also gives ``lower`` and ``upper``, the ends of its calibrated interval, whose level is what
+    lies between the first of the levels and the last, so long as these are symmetric: 0.9 by default. The features of
+    a :class:`TableModel` are its encoded columns; how they are made is in the metadata as ``columns``, JSON.
+
     The numbers are the library's to float32 rounding. Quantiles are roots of the distribution function of the same
     mixture; at levels below 0.001 or above 0.999 rounding leaves them fewer digits.
 
@@ -48,7 +54,7 @@ def export_onnx(
     takes longer and gives more nodes.
 
     Args:
-        model: a fitted estimator, its ensemble, or a network.
+        model: a fitted estimator or model of a table, an ensemble, or a network.
         path: of the file.
         levels: probabilities of the quantiles, strictly between 0 and 1; may be empty.
         features: names of the features, or how many; estimators and networks with a linear layer know how many.
@@ -72,6 +78,10 @@ def export_onnx(
         from mpgelu.export.graph import Graph
     except ImportError as error:
         raise InputError(f"export_onnx: needs the package {error.name}; pip install 'mpgelu[onnx]'") from error
+    about = {"levels": json.dumps(levels), "version": version("mpgelu")}
+    if isinstance(model, TableModel):
+        about |= {"columns": json.dumps(model.encoder.described()["columns"]), "target": model.target}
+        model, features = model.regressor, model.encoder.features
     parts = parts_of("export_onnx", model, features=features, likelihood=likelihood, covariance=covariance)
     graph = Graph()
     offset = parts.target_mean if len(parts.networks) == 1 and not levels else 0.0  # where no digits are lost by it
@@ -86,11 +96,11 @@ def export_onnx(
     results |= {name: (getattr(found, name), ["rows"]) for name in ("stddev", "epistemic", "aleatoric")}
     if found.quantiles is not None:
         results["quantiles"] = ((found.quantiles + mean).op("Transpose", perm=[1, 0]), ["rows", len(levels)])
-    about = {
-        "feature_names": json.dumps(list(parts.feature_names)),
-        "levels": json.dumps(levels),
-        "version": version("mpgelu"),
-    }
+    scores = getattr(model, "calibration_scores_", None)
+    if scores is not None and len(levels) > 1 and abs(levels[0] + levels[-1] - 1) < 1e-9:
+        width = found.stddev * conformal.quantile(scores, abs(levels[-1] - levels[0]))
+        results |= {"lower": (mean - width, ["rows"]), "upper": (mean + width, ["rows"])}
+    about |= {"feature_names": json.dumps(list(parts.feature_names))}
     content = graph.model({"features": ["rows", len(parts.feature_names)]}, results, about).SerializeToString()
     write_atomically(Path(path), content)
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
@@ -201,19 +203,19 @@ class Predictive:
         """Standard deviation of y, ``(*batch,)``."""
         return self.variance.sqrt()
 
-    def log_prob(self, y: Tensor | float) -> Tensor:
+    def log_prob(self, y: Tensor | ArrayLike) -> Tensor:
         """Logarithm of the density at y, which broadcasts against ``(*batch,)``."""
         errors = self._errors("log_prob", "y", y)
         _, stddevs = normal.standardise(errors, self.variances)
         log_densities = -0.5 * (errors / stddevs).square() - stddevs.log() - 0.5 * math.log(2 * math.pi)
         return torch.logsumexp(self.log_weights + log_densities, -1)
 
-    def cdf(self, y: Tensor | float) -> Tensor:
+    def cdf(self, y: Tensor | ArrayLike) -> Tensor:
         """Probability of a target at or below y, which broadcasts against ``(*batch,)``."""
         a, _ = normal.standardise(self._errors("cdf", "y", y), self.variances)
         return (self.log_weights.exp() * normal.cdf(a)).sum(-1).clamp_max(1)  # weights sum to one up to rounding
 
-    def probability_above(self, t: Tensor | float) -> Tensor:
+    def probability_above(self, t: Tensor | ArrayLike) -> Tensor:
         """Probability of a target above t, which broadcasts against ``(*batch,)``; keeps its digits when tiny."""
         a, _ = normal.standardise(self._errors("probability_above", "t", t), self.variances)
         return (self.log_weights.exp() * normal.cdf(-a)).sum(-1).clamp_max(1)
@@ -267,7 +269,7 @@ class Predictive:
         lower, upper = self.quantile([(1 - level) / 2, (1 + level) / 2], tolerance).unbind(-1)
         return lower, upper
 
-    def crps(self, y: Tensor | float) -> Tensor:
+    def crps(self, y: Tensor | ArrayLike) -> Tensor:
         r"""Continuous ranked probability score at y, smaller is better, in the unit of y.
 
         .. math:: \int (F(t) - [y \le t])^2\, dt = \mathbb E|Y - y| - \tfrac12\, \mathbb E|Y - Y'|
@@ -299,7 +301,7 @@ class Predictive:
         """The single Gaussian of the same mean and variances: cheap, an approximation of the mixture."""
         return Predictive.gaussian(self.mean, self.epistemic_variance, self.aleatoric_variance)
 
-    def affine(self, scale: Tensor | float, shift: Tensor | float) -> Predictive:
+    def affine(self, scale: Tensor | float, shift: Tensor | ArrayLike) -> Predictive:
         """Distribution of ``scale * y + shift``, for example back in the unit of the data; exact.
 
         Args:
@@ -339,15 +341,14 @@ class Predictive:
         count, dtype = self.means.shape[-1], str(self.means.dtype).removeprefix("torch.")
         return f"Predictive(mean {tuple(self.mean.shape)}, {count} component{'s' * (count > 1)}, {dtype})"
 
-    def _tensor(
-        self, caller: str, argument: str, value: Tensor | float | Sequence[float], *shapes: Sequence[int]
-    ) -> Tensor:
+    def _tensor(self, caller: str, argument: str, value: Tensor | ArrayLike, *shapes: Sequence[int]) -> Tensor:
         if not isinstance(value, Tensor):
+            value = np.array(value) if hasattr(value, "__array__") else value  # such as a column of a data frame
             value = torch.as_tensor(value, dtype=self.mean.dtype, device=self.mean.device)
         _check(caller, argument, value, self.mean, *shapes)
         return value
 
-    def _errors(self, caller: str, argument: str, value: Tensor | float) -> Tensor:
+    def _errors(self, caller: str, argument: str, value: Tensor | ArrayLike) -> Tensor:
         """Distance from every component's mean, ``(*broadcast, K)``."""
         value = self._tensor(caller, argument, value)
         shape, batch = tuple(value.shape), tuple(self.batch_shape)

@@ -125,7 +125,7 @@ def ranks(evaluation: Evaluation) -> Picture:
     bins = 20 if len(evaluation.pit) >= 400 else 10
     counts, edges = np.histogram(evaluation.pit, bins, (0, 1))
     shares = 100 * counts / len(evaluation.pit)
-    low, high = (float(end[0]) for end in _band(np.array([1 / bins]), len(evaluation.pit)))
+    low, high = (float(end[0]) for end in _band(np.array([1 / bins]), len(evaluation.pit), bins))
     with _drawing() as (axes, drawn):
         axes.axhspan(100 * low, 100 * high, color="#e3e7ea", zorder=0.5)
         axes.bar(edges[:-1], shares, width=0.92 / bins, align="edge", color=BLUE, alpha=0.85)
@@ -135,8 +135,8 @@ def ranks(evaluation: Evaluation) -> Picture:
     return Picture(
         "Where the actual values fell",
         "Every row's actual value, placed within its predicted distribution: 0 is below all that was thought possible, "
-        "1 above. Flat is right. A valley means too sure, a hill too cautious, a slope that predictions lean to one "
-        "side.",
+        "1 above. Flat is right, within the grey band of chance. A valley means too sure, a hill too cautious, a slope "
+        "that predictions lean to one side.",
         f"Histogram in {bins} bins, of which each should hold {_percent(1 / bins)} of the rows; from the lowest to the "
         f"highest they hold {', '.join(f'{share:.0f}' for share in shares)} percent.",
         drawn.source,
@@ -228,9 +228,9 @@ def coverage_by_level(evaluation: Evaluation) -> Array:
     return np.array([np.mean(distance <= level) for level in LEVELS])
 
 
-def _band(probability: Array, rows: int) -> tuple[Array, Array]:
-    """Shares between which 95 % of samples fall if the probability is right."""
-    low, high = (stats.binom.ppf(q, rows, probability) / rows for q in (0.025, 0.975))
+def _band(probability: Array, rows: int, shares: int = 1) -> tuple[Array, Array]:
+    """Bounds of 95 % for a share of the rows whose probability is right; for so many shares together (Bonferroni)."""
+    low, high = (stats.binom.ppf(q, rows, probability) / rows for q in (0.025 / shares, 1 - 0.025 / shares))
     return np.asarray(low), np.asarray(high)
 
 

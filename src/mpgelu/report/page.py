@@ -60,7 +60,7 @@ def page(model: TableModel, frame: pd.DataFrame, evaluation: Evaluation, level: 
         level=f"{100 * level:g} %",
         rows=f"{len(evaluation.actual):,}",
         trained=f"{model.rows:,}",
-        verdict=_verdict(scores, average, evaluation, level),
+        verdict=_verdict(scores, average, evaluation, level, model.regressor.calibration_scores_ is not None),
         cards=_cards(scores, average, level),
         accuracy=first,
         trust=trust,
@@ -86,7 +86,9 @@ def _cards(scores: dict[str, float], average: dict[str, float], level: float) ->
     return [(name, value, meanings[name], theirs[name]) for name, value in ours.items()]
 
 
-def _verdict(scores: dict[str, float], average: dict[str, float], evaluation: Evaluation, level: float) -> list[str]:
+def _verdict(
+    scores: dict[str, float], average: dict[str, float], evaluation: Evaluation, level: float, is_calibrated: bool
+) -> list[str]:
     """The report in two or three sentences."""
     rows, inside = len(evaluation.actual), int(evaluation.inside.sum())
     gain = 1 - scores["mae"] / average["mae"] if average["mae"] else 0.0
@@ -101,6 +103,7 @@ def _verdict(scores: dict[str, float], average: dict[str, float], evaluation: Ev
         honesty = "as promised, within chance"
     elif inside < expected:
         honesty = "too few: the model is too sure of itself"
+        honesty += "" if is_calibrated else ", which mpgelu fit --calibrate 0.2 would cure"
     else:
         honesty = "more than promised: the model is too cautious"
     return [

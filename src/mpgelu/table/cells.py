@@ -21,6 +21,7 @@ _DATE = re.compile(
     r"|\d{1,2}[ -][A-Za-z]{3,9}\.?[ -]\d{2,4}|[A-Za-z]{3,9}\.? \d{1,2},? \d{4}|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
 )
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
+_COMMA = "{} has a decimal comma; write numbers with a point"
 _EXAMPLES = 200
 
 
@@ -84,7 +85,7 @@ class Cells:
             CellError: A cell holds a word, or a number too large to compute with.
         """
         if (words := np.flatnonzero(self.words)).size:
-            raise self.error(words, "{} is not a number")
+            raise self.error(words, _why_no_number(str(self.text.iloc[words[0]])))
         if (large := np.flatnonzero(np.abs(self.values) > _LARGEST)).size:
             raise self.error(large, "{} is infinite or too large; put a finite number there, or leave out the row")
         return self.values
@@ -99,6 +100,14 @@ class Cells:
         first = int(positions[0])
         return CellError(problem.format(repr(str(self.text.iloc[first]))), self.name, int(self.rows[first]))
 
+    def date_error(self, example: str) -> CellError:
+        """That the column is one of dates."""
+        return CellError(
+            f"holds dates or times such as {example!r}; turn them into numbers first (year, month, "
+            f"weekday, days since a start), or leave the column out with --drop {self.name!r}",
+            self.name,
+        )
+
     def check_readable(self) -> None:
         """Refuse a column of words that were probably not meant as categories.
 
@@ -108,19 +117,19 @@ class Cells:
         words = self.text[self.words]
         examples = words.drop_duplicates().head(_EXAMPLES)
         if _mostly(examples, _DATE):
-            raise CellError(
-                f"holds dates or times such as {str(words.iloc[0])!r}; turn them into numbers first (year, month, "
-                f"weekday, days since a start), or leave the column out with --drop {self.name!r}",
-                self.name,
-            )
+            raise self.date_error(str(words.iloc[0]))
         if _mostly(examples, _DECIMAL_COMMA):
-            raise self.error(np.flatnonzero(self.words), "{} has a decimal comma; write numbers with a point")
+            raise self.error(np.flatnonzero(self.words), _COMMA)
         if 2 * len(words) < np.sum(~self.missing):
             raise self.error(
                 np.flatnonzero(self.words),
                 "{} is not a number, as most of this column are; "
                 f"correct the cell, or give --categorical {self.name!r} if these are names",
             )
+
+
+def _why_no_number(text: str) -> str:
+    return _COMMA if _DECIMAL_COMMA.fullmatch(text) else "{} is not a number"
 
 
 def _mostly(examples: pd.Series[Any], pattern: re.Pattern[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,6 +20,8 @@ Missing = Literal["impute", "error"]
 Matrix = NDArray[np.float64]
 
 _MOST_CATEGORIES = 50
+_MOST_REMEMBERED = 10_000  # categories, to tell new ones from rare ones
+_COUNTED_ROWS = 100  # from which on whole numbers that are all different are hardly chance
 _FEWEST_ROWS = 3  # of a category, or of missing cells, to have a feature of its own: fewer are noise on a huge scale
 
 
@@ -30,11 +33,13 @@ class Encoded:
         X: features ``(rows, n)``.
         unseen: cells of each column whose category training did not have, taken for "other".
         filled: missing cells of each column that had none in training, filled all the same.
+        far: numbers of each column that are far outside the range that training had.
     """
 
     X: Matrix
     unseen: Counter[str] = field(default_factory=Counter)
     filled: Counter[str] = field(default_factory=Counter)
+    far: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -45,16 +50,31 @@ class Numeric:
         name: of the column.
         median: of the numbers in training.
         indicator: whether a feature says which cells were missing.
+        lowest: of the numbers in training.
+        highest: of the numbers in training.
+        counts: whether they could be numbers of the rows.
     """
 
     name: str
     median: float
     indicator: bool
+    lowest: float = -math.inf
+    highest: float = math.inf
+    counts: bool = False
 
     @classmethod
     def learn(cls, cells: Cells) -> Numeric:
-        """Look at the training column."""
-        return cls(cells.name, float(np.nanmedian(cells.numbers())), bool(cells.missing.sum() >= _FEWEST_ROWS))
+        """Look at the training column.
+
+        Raises:
+            CellError: Its numbers are dates.
+        """
+        numbers = cells.numbers()[~cells.missing]
+        if _are_dates(numbers):
+            raise cells.date_error(f"{numbers[0]:.0f}")
+        missing = bool(cells.missing.sum() >= _FEWEST_ROWS)
+        span = float(numbers.min()), float(numbers.max())
+        return cls(cells.name, float(np.median(numbers)), missing, *span, _could_count_rows(numbers))
 
     @property
     def features(self) -> list[str]:
@@ -64,13 +84,16 @@ class Numeric:
     @property
     def told(self) -> str:
         """What became of the column."""
-        return "number" + ", some missing" * self.indicator
+        hint = "; whole and never the same: a number of the row? then --drop it"
+        return "number" + ", some missing" * self.indicator + hint * self.counts
 
     def encode(self, cells: Cells, encoded: Encoded) -> Matrix:
         """Features ``(rows, 1 or 2)``."""
         values = np.where(cells.missing, self.median, cells.numbers())
+        span = self.highest - self.lowest
+        _note(encoded.far, self.name, (values < self.lowest - span) | (values > self.highest + span))
         if not self.indicator:
-            encoded.filled[self.name] += int(cells.missing.sum())
+            _note(encoded.filled, self.name, cells.missing)
         return np.column_stack([values, cells.missing]) if self.indicator else values[:, None]
 
 
@@ -83,20 +106,24 @@ class Categorical:
         categories: names with a feature of their own, the most frequent first.
         other: whether training had others.
         indicator: whether training had missing cells.
+        rare: the others, unless there were too many to remember.
     """
 
     name: str
     categories: tuple[str, ...]
     other: bool
     indicator: bool
+    rare: tuple[str, ...] | None = None
 
     @classmethod
     def learn(cls, cells: Cells) -> Categorical:
         """Look at the training column."""
         counts = cells.categories()[~cells.missing].value_counts()
-        frequent = counts[counts >= _FEWEST_ROWS].head(_MOST_CATEGORIES)
+        names = tuple(map(str, counts.index))
+        frequent = min(int((counts >= _FEWEST_ROWS).sum()), _MOST_CATEGORIES)
         missing = bool(cells.missing.sum() >= _FEWEST_ROWS)
-        return cls(cells.name, tuple(map(str, frequent.index)), len(frequent) < len(counts), missing)
+        rare = names[frequent:] if len(names) <= _MOST_REMEMBERED else None
+        return cls(cells.name, names[:frequent], frequent < len(names), missing, rare)
 
     @property
     def features(self) -> list[str]:
@@ -113,19 +140,20 @@ class Categorical:
 
     def encode(self, cells: Cells, encoded: Encoded) -> Matrix:
         """Features ``(rows, n)``, of which at most one in a row is 1."""
-        codes = pd.Index(self.categories).get_indexer(pd.Index(cells.categories()))
+        names = pd.Index(cells.categories())
+        codes = pd.Index(self.categories).get_indexer(names)
         is_other = (codes < 0) & ~cells.missing
         one_hot = np.zeros((len(codes), len(self.features)))
         (known,) = np.nonzero(codes >= 0)
         one_hot[known, codes[known]] = 1
         if self.other:
             one_hot[is_other, len(self.categories)] = 1
-        else:
-            encoded.unseen[self.name] += int(is_other.sum())
+        if self.rare is not None:
+            _note(encoded.unseen, self.name, is_other & ~names.isin(self.rare))
         if self.indicator:
             one_hot[cells.missing, -1] = 1
         else:
-            encoded.filled[self.name] += int(cells.missing.sum())
+            _note(encoded.filled, self.name, cells.missing)
         return one_hot
 
 
@@ -247,7 +275,9 @@ class TableEncoder:
             if described["kind"] == "numeric":
                 columns.append(Numeric(**parts))
             else:
-                columns.append(Categorical(**parts | {"categories": tuple(parts["categories"])}))
+                rare = parts.get("rare", None if parts["other"] else ())  # not in files of earlier versions
+                parts |= {"categories": tuple(parts["categories"]), "rare": None if rare is None else tuple(rare)}
+                columns.append(Categorical(**parts))
         return cls(tuple(columns), dict(about["dropped"]), about["missing"])
 
 
@@ -258,6 +288,26 @@ def _column(cells: Cells, is_categorical: bool) -> Numeric | Categorical:
         return Numeric.learn(cells)
     cells.check_readable()
     return Categorical.learn(cells)
+
+
+def _note(counts: Counter[str], name: str, cells: NDArray[np.bool_]) -> None:
+    if count := int(cells.sum()):
+        counts[name] += count
+
+
+def _are_dates(numbers: Matrix) -> bool:
+    """Whether all numbers are dates written as 20240131."""
+    if numbers.min() < 19000101 or numbers.max() > 21001231:
+        return False
+    dates = pd.to_datetime(pd.Series(numbers).astype("int64").astype("str"), format="%Y%m%d", errors="coerce")
+    return bool((numbers % 1 == 0).all() and dates.notna().all())
+
+
+def _could_count_rows(numbers: Matrix) -> bool:
+    """Whether the numbers are whole, all different, and of a range about as long as the table."""
+    rows = len(numbers)
+    close = rows >= _COUNTED_ROWS and np.ptp(numbers) < 2 * rows
+    return bool(close and (numbers % 1 == 0).all() and len(np.unique(numbers)) == rows)
 
 
 def _constant(cells: Cells) -> str | None:

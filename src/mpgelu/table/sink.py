@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +15,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mpgelu.errors import DataError
+from mpgelu.errors import DataError, InputError
 
 _NUMBER = "%.8g"
+_ENDINGS = ("", ".csv", ".txt", ".parquet")
 
 
 class Sink:
@@ -31,6 +33,8 @@ class Sink:
 
     def __init__(self, path: str | Path | None) -> None:
         self.path = None if path is None or str(path) == "-" else Path(path)
+        if self.path is not None and self.path.suffix.lower() not in _ENDINGS:
+            raise InputError(f"cannot write {self.path}: give a name that ends in .csv or .parquet")
         self._writer: pq.ParquetWriter | None = None
         self._text: TextIO | None = None
         self._is_first = True
@@ -86,20 +90,32 @@ class Sink:
         self._writer.write_table(table)
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, *inputs: str | Path) -> None:
     """Find out before hours of work that a file cannot be written; makes its folder.
+
+    Args:
+        path: of the file.
+        inputs: files that are read and must not be written over.
 
     Raises:
         DataError: It cannot.
     """
+    if any(path.exists() and Path(other).exists() and path.samefile(other) for other in inputs):
+        raise DataError(f"cannot write {path}: it is read by the same command; choose another name")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror or error} (making {path.parent})") from error
     if path.is_dir():
         raise DataError(f"cannot write {path}: it is a folder; give the name of a file in it")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise DataError(f"cannot write {path}: the folder {path.parent} cannot be written to; choose another")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise DataError(
+            f"cannot write {path}: the folder {path.parent} cannot be written to "
+            f"({error.strerror or error}); choose another"
+        ) from error
 
 
 def _remove_abandoned(path: Path) -> None:

@@ -21,6 +21,7 @@ from mpgelu.table.cells import CellError
 ROWS_AT_ONCE = 8192
 _PARQUET, _GZIP, _ZIP = b"PAR1", b"\x1f\x8b", b"PK\x03\x04"
 _DELIMITERS = (";", "\t", "|", ",")
+_HEADER_BYTES = 4096
 
 
 class Source:
@@ -97,8 +98,9 @@ class Source:
     def _csv(self, stream: BufferedReader, is_compressed: bool, rows: int) -> Iterator[pd.DataFrame]:
         content: IO[bytes] = gzip.GzipFile(fileobj=stream) if is_compressed else stream  # type: ignore[assignment]
         size = None if self.is_standard_input else self.path.stat().st_size
-        header: list[str] = []
+        start, header = b"", list[str]()
         try:
+            start = content.peek(_HEADER_BYTES)[:_HEADER_BYTES]  # type: ignore[attr-defined]
             # Without a header for pandas, the first line fixes the number of cells, and nothing is renamed.
             reader = pd.read_csv(
                 content,
@@ -119,10 +121,14 @@ class Source:
                 self.fraction_read = stream.tell() / size if size else None
                 yield part
         except UnicodeDecodeError as error:
-            raise DataError(f"{self.name} is not a table: neither Parquet nor text in UTF-8") from error
+            raise DataError(
+                f"{self.name} is neither Parquet nor text in UTF-8; text in another encoding can be converted, "
+                "for example with iconv -f latin1 -t utf-8"
+            ) from error
         except pd.errors.EmptyDataError as error:
             raise DataError(f"{self.name} is empty") from error
         except (ValueError, EOFError, OSError) as error:
+            self._check_delimiter(start)
             raise DataError(f"cannot read {self.name}: {_reason(error)}") from error
 
     def _parquet(self, stream: BufferedReader, rows: int) -> Iterator[pd.DataFrame]:
@@ -143,16 +149,21 @@ class Source:
     def _check_header(self, header: list[str]) -> None:
         """Refuse what is not a line of column names."""
         if len(header) == 1:
-            for delimiter in _DELIMITERS:
-                if delimiter in header[0] and delimiter != self.delimiter:
-                    shown = "tab" if delimiter == "\t" else delimiter
-                    raise DataError(
-                        f"{self.name} has one column, {header[0]!r}; its delimiter looks like {shown!r}: "
-                        f"give --delimiter {shown!r}"
-                    )
+            self._check_delimiter(header[0].encode())
         self._check_names(header)
         if all(pd.notna(pd.to_numeric(pd.Series(header), errors="coerce"))):
             raise DataError(f"{self.name} begins with numbers, {header[:3]}; add a first line with the columns' names")
+
+    def _check_delimiter(self, start: bytes) -> None:
+        """Refuse a first line that another delimiter would divide."""
+        header = start.decode("utf-8-sig", errors="replace").partition("\n")[0].strip()
+        for delimiter in _DELIMITERS:
+            if delimiter in header and self.delimiter not in header:
+                shown = "tab" if delimiter == "\t" else delimiter
+                raise DataError(
+                    f"{self.name} has one column, {header!r}; its delimiter looks like {shown!r}: "
+                    f"give --delimiter {shown!r}"
+                )
 
     def _check_names(self, names: list[str]) -> None:
         if "" in names:

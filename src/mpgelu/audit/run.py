@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpgelu.audit.findings import Audit, LayerAudit
+from mpgelu.audit.samples import Samples, Source, draw
+from mpgelu.audit.tally import Tally
 from mpgelu.errors import InputError
 from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
 from mpgelu.parts import is_composed, parts_of
-from mpgelu.verify.audit import Audit, LayerAudit
-from mpgelu.verify.samples import Samples, Source, draw
-from mpgelu.verify.tally import Tally
 
 _DRAWS = 20_000
 _CACHED, _CHUNK = 2**17, 2**22  # sampled values of a layer at a time: what is fastest, and at most

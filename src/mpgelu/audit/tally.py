@@ -10,9 +10,9 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor
 
+from mpgelu.audit.findings import LayerAudit
+from mpgelu.audit.samples import ENOUGH, Averaged, Samples, Source
 from mpgelu.moments import Moments
-from mpgelu.verify.audit import LayerAudit
-from mpgelu.verify.samples import ENOUGH, Averaged, Samples, Source
 
 _FALSE_ALARM = 1e-3  # probability that an exact layer fails, over all that is compared in it together
 _COMPARED = 3  # kinds of numbers: means, covariances, the variances of all units together
