@@ -106,7 +106,8 @@ class Audit:
             lines.append(
                 f"The Gaussian assumption is weak at {_listed([row.layer for row in skewed])}: units are skewed, most "
                 f"at layer {worst.layer} ({worst.kind}) with {worst.skewness:.1f} (0 is Gaussian). Means and variances "
-                "after MP-GELU do not depend on it; those after other nonlinearities, and quantiles, do."
+                "after MP-GELU do not depend on it; those after other nonlinearities, and quantiles, do. How good "
+                "intervals are, rows whose target is known tell better (mpgelu evaluate)."
             )
         else:
             lines.append(f"No unit that is taken for Gaussian has a skewness above {_WEAK}.")

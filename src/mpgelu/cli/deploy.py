@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from mpgelu.estimator import MPGELURegressor
 
 Model = Annotated[Path, typer.Argument(help="A saved model.")]
+_MEANINGS = {
+    "noise": "the target's own, which no model could predict",
+    "disagreement": "the networks of the model predict differently",
+    "dropout": "units that are left out at random",
+    "mpgelu": "units that may be on or off",
+    "weights": "weights that are random",
+    "input": "errors of the features, as --input-std says",
+}
 Table = Annotated[Path, typer.Argument(help="A CSV or Parquet file with the model's columns.")]
 
 
@@ -82,7 +90,8 @@ def explain(
         typer.echo(f"figure:  {plot}")
     shares = frame.groupby("kind").variance.sum().sort_values(ascending=False) / frame.variance.sum()
     for kind, share in shares.items():
-        typer.echo(f"{kind!s:14}{share:6.1%} of the variance of all rows")
+        meaning = _MEANINGS.get(str(kind), "")
+        typer.echo(f"{kind!s:14}{share:6.1%} of the variance of all rows" + f": {meaning}" * bool(meaning))
 
 
 def verify(
