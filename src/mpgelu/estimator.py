@@ -194,8 +194,8 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             input_std: standard deviation of independent measurement errors of the features: one number, one for each
                 feature ``(n,)``, or for each row and feature ``(rows, n)``. They are propagated with exact covariance.
         """
-        mean, epistemic, aleatoric = self.predict_parts(X, input_std)
-        return (mean, np.sqrt(epistemic + aleatoric)) if return_std else mean
+        mean, stddev = self._by_chunk(X, input_std, 2, lambda p: (p.mean, p.stddev))
+        return (mean, stddev) if return_std else mean
 
     def predict_parts(self, X: ArrayLike, input_std: ArrayLike | None = None) -> tuple[Array, Array, Array]:
         """Mean, epistemic variance (not knowing the function) and aleatoric variance (noise) of each row.
@@ -219,7 +219,7 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             input_std: as in :meth:`predict`.
         """
         with torch.no_grad():
-            parts = [self.ensemble_(*inputs) for inputs in self._inputs(X, input_std)]
+            parts = [self.ensemble_(*inputs) for _, inputs in self._chunks(*self._checked(X, input_std))]
         return Predictive.concatenate(parts)
 
     def predict_quantile(self, X: ArrayLike, q: float | Sequence[float], input_std: ArrayLike | None = None) -> Array:
@@ -254,8 +254,8 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if self.calibration_scores_ is None:
             quantiles = self.predict_quantile(X, [(1 - level) / 2, (1 + level) / 2], input_std)
             return quantiles[:, 0], quantiles[:, 1]
-        mean, epistemic, aleatoric = self.predict_parts(X, input_std)
-        width = conformal.quantile(self.calibration_scores_, level) * np.sqrt(epistemic + aleatoric)
+        mean, stddev = self.predict(X, return_std=True, input_std=input_std)
+        width = conformal.quantile(self.calibration_scores_, level) * stddev
         return mean - width, mean + width
 
     def calibrate(self, X: ArrayLike, y: ArrayLike) -> Self:
@@ -358,14 +358,18 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             )
         return replace(settings, seed=before.seed)
 
-    def _inputs(self, X: ArrayLike, input_std: ArrayLike | None) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Chunks of features and of their errors, checked."""
+    def _checked(self, X: ArrayLike, input_std: ArrayLike | None) -> tuple[Array, Array | None]:
+        """Features, float32 ones as they are, and their errors."""
         check_is_fitted(self, "ensemble_")
         values = validate_data(self, X, reset=False, dtype=(np.float64, np.float32))
-        errors = None if input_std is None else _errors(input_std, values.shape)
+        return values, None if input_std is None else _errors(input_std, values.shape)
+
+    def _chunks(self, values: Array, errors: Array | None) -> Iterator[tuple[slice, tuple[Tensor, Tensor | None]]]:
+        """Some rows at a time, and what the ensemble takes for them."""
         mean, scale = self.ensemble_.feature_mean.numpy(), self.ensemble_.feature_scale.numpy()
         for start in range(0, len(values), _ROWS_AT_ONCE):
-            chunk = np.array(values[start : start + _ROWS_AT_ONCE], dtype=np.float64)
+            rows = slice(start, start + _ROWS_AT_ONCE)
+            chunk = np.array(values[rows], dtype=np.float64)
             with np.errstate(over="ignore"):
                 far = np.argwhere(np.abs(chunk - mean) > _FARTHEST * scale)
             if len(far):
@@ -374,7 +378,7 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                     f"predict: X[{start + row}, {column}] is {chunk[row, column]:g}, more than {_FARTHEST:g} standard "
                     "deviations from the training data; correct it"
                 )
-            yield torch.from_numpy(chunk), None if errors is None else torch.tensor(errors[start : start + len(chunk)])
+            yield rows, (torch.from_numpy(chunk), None if errors is None else torch.tensor(errors[rows]))
 
     def _by_chunk(
         self,
@@ -384,14 +388,15 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         summary: Callable[[Predictive], tuple[Tensor, ...]],
     ) -> tuple[Array, ...]:
         """A summary of every row's distribution, a chunk of rows at a time: memory for the result and no more."""
-        columns: list[list[Array]] = []
+        values, errors = self._checked(X, input_std)
+        results: tuple[Array, ...] = ()
         with torch.no_grad():
-            for x, std in self._inputs(X, input_std):
-                parts = summary(self.ensemble_(x, std, nodes))
-                columns = columns or [[] for _ in parts]
-                for column, part in zip(columns, parts, strict=True):
-                    column.append(part.numpy())
-        return tuple(np.concatenate(columns.pop(0)) for _ in range(len(columns)))  # popped, so that it is freed
+            for rows, inputs in self._chunks(values, errors):
+                parts = summary(self.ensemble_(*inputs, nodes))
+                results = results or tuple(np.empty((len(values), *part.shape[1:])) for part in parts)
+                for result, part in zip(results, parts, strict=True):
+                    result[rows] = part.numpy()
+        return results
 
 
 def from_description(arrays: dict[str, Tensor], about: Mapping[str, Any]) -> MPGELURegressor:
