@@ -98,6 +98,12 @@ def test_public_names_are_sorted_and_there() -> None:
     assert all(getattr(mpgelu, name).__doc__ for name in mpgelu.__all__)
 
 
+def test_submodules_need_no_import_of_their_own() -> None:
+    code = "import mpgelu; print(mpgelu.estimator.FAST, mpgelu.audit.verify is mpgelu.verify)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown == "{'steps': 2000} True\n"
+
+
 def test_help_does_not_wait_for_torch() -> None:
     code = "import sys, mpgelu.cli; print({'torch', 'pandas', 'sklearn', 'scipy'} & set(sys.modules))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

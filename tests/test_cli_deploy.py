@@ -62,18 +62,23 @@ def test_export_of_a_calibrated_model_of_a_table(tmp_path: Path) -> None:
     assert (json.loads(about["feature_names"]), about["target"]) == (model.encoder.features, "price")
     new = houses(50, seed=1)
     new.loc[3, "city"] = "Narvik"
+    new["garage"] = new["garage"].fillna("null")
     new.to_csv(tmp_path / "new.csv", index=False)
     (program,) = re.findall(r"```python\n(# encode\.py.*?)```", (ROOT / "docs" / "deploy.md").read_text(), re.DOTALL)
     names: dict[str, Any] = {}
     exec(program, names)
     with (tmp_path / "new.csv").open(newline="") as file:
-        rows = [names["encoded"](json.loads(about["columns"]), row) for row in csv.DictReader(file)]
+        rows = [names["encoded"](about, row) for row in csv.DictReader(file)]
     np.testing.assert_array_equal(rows, model.encoder.encode(new).X)
     lower, upper = session.run(["lower", "upper"], {"features": np.array(rows, dtype=np.float32)})
     wanted = model.predict(new, level=0.9)
     np.testing.assert_allclose(lower, wanted.lower, rtol=1e-4)
     np.testing.assert_allclose(upper, wanted.upper, rtol=1e-4)
     mp.export_onnx(model, tmp_path / "lopsided.onnx", levels=(0.1, 0.95))
+    model.regressor.calibration_scores_ = np.arange(10.0)
+    with pytest.warns(UserWarning, match="lower and upper are left out: an interval of level 0.98 needs at least 49"):
+        mp.export_onnx(model, tmp_path / "wide.onnx", levels=(0.01, 0.99))
+    mp.export_onnx(model, tmp_path / "twice.onnx", levels=(0.5, 0.5))
     assert "lower" not in [out.name for out in onnxruntime.InferenceSession(tmp_path / "lopsided.onnx").get_outputs()]
 
 
@@ -132,6 +137,27 @@ def test_bad_tables(content: str, message: str, folder: Path, tmp_path: Path) ->
         deploy._read(folder / "model.mpgelu", tmp_path / "bad.csv", ",")
 
 
+def test_rows_far_from_the_training_data(tmp_path: Path) -> None:
+    mp.TableModel.fit(houses(100), "price", **QUICK).save(tmp_path / "model")
+    frame = houses(5, seed=1)
+    frame.loc[2, "area"] = 1e9
+    frame.to_csv(tmp_path / "far.csv", index=False)
+    result = run("explain", tmp_path / "model", tmp_path / "far.csv", "-o", tmp_path / "out.csv")
+    assert result.exit_code == 0, result.output
+    assert "1 cells are far outside the range" in result.output
+    assert "1 rows have an infinite variance" in result.output
+    assert "nan" not in result.output
+    np.testing.assert_allclose(pd.read_csv(tmp_path / "out.csv").groupby("row").share.sum(), 1)
+
+
+def test_models_of_tables_are_taken_as_they_are(tmp_path: Path) -> None:
+    model, frame = mp.TableModel.fit(houses(100), "price", **QUICK), houses(5, seed=1)
+    parts = mp.attribute(model, frame)
+    np.testing.assert_allclose(parts.groupby("row").variance.sum(), model.predict(frame).stddev ** 2, rtol=1e-4)
+    assert "city = Oslo" in set(parts.unit)
+    assert len(mp.verify(model, frame, draws=200, networks=1).layers) > 3
+
+
 def test_another_delimiter(folder: Path, tmp_path: Path) -> None:
     pd.read_csv(folder / "data.csv").to_csv(tmp_path / "other.csv", index=False, sep=";")
     for command in (("verify", "--draws", 500), ("explain", "-o", tmp_path / "out.csv")):
@@ -148,6 +174,14 @@ def test_bad_options(folder: Path, tmp_path: Path) -> None:
         deploy._errors("wieght=1", ["weight", "b"])
     with pytest.raises(InputError, match=r"wants pairs such as a=0\.1, got 'a'"):
         deploy._errors("a", ["a", "b"])
+
+
+@pytest.mark.parametrize("plot", ["figure.foo", "figure", "out.png"])
+def test_pictures_of_an_unknown_kind(plot: str, folder: Path, tmp_path: Path) -> None:
+    options = ("-o", tmp_path / "out.png", "--plot", tmp_path / plot)
+    result = run("explain", folder / "model.mpgelu", folder / "data.csv", *options)
+    assert isinstance(result.exception, InputError)
+    assert "--plot: wants another file that ends in .png, .pdf, .svg, .jpg, got" in str(result.exception)
 
 
 def test_explanations_that_cannot_be_written(folder: Path) -> None:

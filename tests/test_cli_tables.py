@@ -314,6 +314,7 @@ MISTAKES: dict[str, tuple[Callable[[], None], tuple[str, ...], str]] = {
     "output is the table": (nothing, ("predict", "model", "new.csv", "-o", "./new.csv"), "it is read by the same"),
     "output is the model": (nothing, ("report", "model", "new.csv", "-o", "model"), "it is read by the same command"),
     "model is the table": (nothing, (*FIT, "-o", "houses.csv"), "cannot write houses.csv: it is read by the same"),
+    "scores to standard output": (nothing, ("evaluate", "model", "new.csv", "-o", "-"), "give the name of a file"),
     "output is a sheet": (nothing, ("predict", "model", "new.csv", "-o", "o.xlsx"), "ends in .csv or .parquet"),
     "decimal comma": (
         written("new.csv", 'area,city,year,garage\n"50,5",Oslo,1990,yes\n'),

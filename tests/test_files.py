@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpgelu.errors import DataError
-from mpgelu.files import write_atomically
+from mpgelu.files import is_special, write_atomically
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,14 @@ def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=r"cannot write .*below"):
         write_atomically(tmp_path / "file" / "below", "")
+
+
+def test_devices_and_pipes_are_written_to_and_links_followed(tmp_path: Path) -> None:
+    write_atomically(Path("/dev/null"), "gone")
+    assert is_special(Path("/dev/null"))
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write_atomically(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+    assert len(list(tmp_path.iterdir())) == 2

@@ -338,3 +338,22 @@ def test_places_that_cannot_be_written_to(tmp_path: Path) -> None:
     for path, message in ((tmp_path, "it is a folder"), (tmp_path / "file" / "o.csv", "cannot write .*o.csv")):
         with pytest.raises(DataError, match=message):
             check_writable(path)
+
+
+def test_sinks_that_are_devices_or_links(tmp_path: Path) -> None:
+    (tmp_path / "real.csv").write_text("old")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "real.csv")
+    for path in (Path("/dev/null"), tmp_path / "link.csv"):
+        with Sink(path).opened() as sink:
+            sink.write(table(a=["1"]))
+    assert Path("/dev/null").is_char_device()
+    assert (tmp_path / "link.csv").is_symlink()
+    assert (tmp_path / "real.csv").read_text() == "a\n1\n"
+
+
+def test_a_gzip_file_that_is_damaged(tmp_path: Path) -> None:
+    content = bytearray(gzip.compress(b"a,b\n" + b"1,2\n" * 1000))
+    content[30:40] = b"x" * 10
+    (tmp_path / "t.csv.gz").write_bytes(content)
+    with pytest.raises(DataError, match=r"cannot read .*csv\.gz"):
+        Source(tmp_path / "t.csv.gz").read()

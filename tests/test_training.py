@@ -491,6 +491,15 @@ def test_the_second_interruption_does_not_wait_and_others_hear_the_first() -> No
         signal.signal(signal.SIGINT, before)
 
 
+def test_an_ignored_interruption_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        history = fit(small(), epochs=3, scheduler=lambda o: Interrupting(o, 1))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (history.interrupted, len(history.loss)) == (False, 3)
+
+
 def test_training_in_a_thread() -> None:
     with ThreadPoolExecutor(1) as pool:
         history = pool.submit(fit, small(), epochs=2).result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -84,10 +85,12 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for when it is: torch takes seconds, which ``mpgelu --help`` need not wait for."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'mpgelu' has no attribute {name!r}")
-    globals()[name] = value = getattr(import_module(f"mpgelu.{_HOME[name]}"), name)
-    return value
+    if name in _HOME:
+        globals()[name] = value = getattr(import_module(f"mpgelu.{_HOME[name]}"), name)
+        return value
+    if find_spec(f"mpgelu.{name}") is not None:
+        return import_module(f"mpgelu.{name}")
+    raise AttributeError(f"module 'mpgelu' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

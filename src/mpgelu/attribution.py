@@ -21,7 +21,7 @@ from mpgelu.errors import InputError
 from mpgelu.layers import MPGELU, Dropout, GaussianLinear
 from mpgelu.likelihood import Gaussian, HeteroscedasticGaussian
 from mpgelu.moments import FactoredMoments
-from mpgelu.parts import Parts, parts_of
+from mpgelu.parts import Parts, parts_of, without_table
 from mpgelu.rules import fork, gaussian_linear, keep_probability, linear, mpgelu, multiply
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ def attribute(
     the input is told apart by feature.
 
     Args:
-        model: a fitted estimator, an ensemble, or a network, whose features are then standardised already.
+        model: a fitted estimator or model of a table, an ensemble, or a network, whose features are then standardised
+            already.
         X: features ``(rows, n)``, a data frame or an array.
         input_std: standard deviation of independent measurement errors of the features: one number, one for each
             feature ``(n,)``, or for each row and feature ``(rows, n)``.
@@ -84,6 +85,8 @@ def attribute(
         >>> bool(abs(frame.groupby("row").share.sum() - 1).max() < 1e-9)
         True
     """
+    model, X, names = without_table(model, X)
+    features = features or names
     if features is None and isinstance(X, pd.DataFrame) and isinstance(model, nn.Module):
         features = list(map(str, X.columns))
     parts = parts_of("attribute", model, features=features, likelihood=likelihood)
@@ -128,8 +131,10 @@ def _tidy(sources: Sequence[_Source], variances: NDArray[np.float64]) -> pd.Data
     names = [(source.kind, source.layer, unit) for source in sources for unit in source.units]
     rows = len(variances)
     kind, layer, unit = (list(column) * rows for column in zip(*names, strict=True))
-    total = variances.sum(1, keepdims=True)
-    columns = [np.arange(rows).repeat(len(names)), kind, layer, unit, variances.ravel(), (variances / total).ravel()]
+    infinite = np.isinf(variances)
+    finite = np.where(infinite.any(1, keepdims=True), infinite, variances)  # far from the data, what is infinite is all
+    shares = finite / finite.sum(1, keepdims=True)
+    columns = [np.arange(rows).repeat(len(names)), kind, layer, unit, variances.ravel(), shares.ravel()]
     return pd.DataFrame(dict(zip(_COLUMNS, columns, strict=True)))
 
 

@@ -32,7 +32,7 @@ def quantile(scores: Array, level: float) -> float:
     if rank > len(scores):
         needed = int(np.ceil(level / (1 - level) - 1e-9))
         raise InputError(
-            f"predict_interval: level {level:g} needs at least {needed} calibration rows, there are {len(scores)}; "
+            f"an interval of level {level:g} needs at least {needed} calibration rows, there are {len(scores)}; "
             "calibrate with more rows or ask for a lower level"
         )
     return float(scores[rank - 1])

@@ -28,6 +28,11 @@ def write_between(path: Path, name: str, text: str) -> None:
     write_atomically(path, f"{before}{start}\n{text}\n{after}")
 
 
+def is_special(path: Path) -> bool:
+    """Whether a path is a device or a pipe, such as ``/dev/null``, which is written to and never replaced."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file beside its place and move it there: readers see the old version or the new one, whole.
 
@@ -40,6 +45,10 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     Raises:
         DataError: The file cannot be written; an older version of it stays as it was.
     """
+    if is_special(path):
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return
+    path = path.resolve() if path.is_symlink() else path  # what a link points to is replaced, not the link
     beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -57,6 +57,13 @@ class Parts:
         return ((x - self.feature_mean) / self.feature_scale).to(self.dtype)
 
 
+def without_table(model: Any, X: Any) -> tuple[Any, Any, Sequence[str] | None]:
+    """The regressor of a model of a table, its table encoded, and the features' names; others as they are."""
+    if not hasattr(model, "encoder"):
+        return model, X, None
+    return model.regressor, model.encoder.encode(X).X, model.encoder.features
+
+
 def is_composed(model: object) -> bool:
     """Whether a model has its own scales: an ensemble, or a fitted estimator that holds one."""
     return isinstance(model, Ensemble) or hasattr(model, "ensemble_")

@@ -165,7 +165,8 @@ def fit(
 class Interrupts:
     """Ctrl-C as a flag that is looked at between steps: a step that stops half-way would leave a state that never was.
 
-    Whoever listened before hears of it too. Threads other than the main one get no Ctrl-C.
+    Whoever listened before hears of it too. Where Ctrl-C is ignored, as by jobs in the background, it stays so. Threads
+    other than the main one get none.
     """
 
     def __init__(self) -> None:
@@ -173,13 +174,16 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         """Listen from now on."""
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._note)
+        self._before = signal.getsignal(signal.SIGINT)
+        is_main = threading.current_thread() is threading.main_thread()
+        self._listens = is_main and self._before not in (signal.SIG_IGN, None)  # None: not set from Python
+        if self._listens:
+            signal.signal(signal.SIGINT, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
         """Give the signal back to whoever listened before."""
-        if threading.current_thread() is threading.main_thread():
+        if self._listens:
             signal.signal(signal.SIGINT, self._before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:

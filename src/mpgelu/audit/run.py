@@ -14,7 +14,7 @@ from mpgelu.audit.samples import Samples, Source, draw
 from mpgelu.audit.tally import Tally
 from mpgelu.errors import InputError
 from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
-from mpgelu.parts import is_composed, parts_of
+from mpgelu.parts import is_composed, parts_of, without_table
 
 _DRAWS = 20_000
 _CACHED, _CHUNK = 2**17, 2**22  # sampled values of a layer at a time: what is fastest, and at most
@@ -43,8 +43,8 @@ def verify(
     wrong.
 
     Args:
-        network: built from this library's layers, or converted to them; or a fitted estimator or its ensemble, whose
-            layers are then named by the number of the network too, ``3:0``.
+        network: built from this library's layers, or converted to them; or a fitted estimator, model of a table or
+            ensemble, whose layers are then named by the number of the network too, ``3:0``.
         x: inputs ``(rows, features)``, a tensor, of an estimator raw ones in any form; a dozen rows tell enough.
         moments: how to start, for example ``DiagonalMoments.certain``, to see what dropping correlations costs; by
             default exact, or what an estimator predicts with.
@@ -59,6 +59,7 @@ def verify(
         >>> audit.passed
         True
     """
+    network, x, _ = without_table(network, x)
     if is_composed(network):
         return _verify_members(network, x, moments, draws, tolerance, seed, networks)
     moments, draws = moments or FactoredMoments.certain, _DRAWS if draws is None else draws

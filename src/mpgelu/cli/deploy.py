@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpgelu.cli.shared import Delimiter, open_table
+from mpgelu.cli.shared import Delimiter, one_line_warnings, open_table, warn
+from mpgelu.cli.tables import Notes
 from mpgelu.errors import DataError, InputError
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from mpgelu.estimator import MPGELURegressor
 
 Model = Annotated[Path, typer.Argument(help="A saved model.")]
+_PICTURES = (".png", ".pdf", ".svg", ".jpg")
 _MEANINGS = {
     "noise": "the target's own, which no model could predict",
     "disagreement": "the networks of the model predict differently",
@@ -47,7 +49,8 @@ def export(
         raise InputError(f"--levels: wants numbers separated by commas, got {levels!r}") from None
     check_writable(onnx, model)
     loaded = load(model)
-    export_onnx(loaded, onnx, numbers)
+    with one_line_warnings():
+        export_onnx(loaded, onnx, numbers)
     typer.echo(f"graph: {onnx}")
     if isinstance(loaded, TableModel):
         count = len(loaded.encoder.features)
@@ -58,7 +61,7 @@ def explain(
     model: Model,
     data: Table,
     output: Annotated[Path, typer.Option("--output", "-o", help="CSV file: a line for each row and source.")],
-    plot: Annotated[Path | None, typer.Option(help="Draw some rows, and the ranking of the sources.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Picture of some rows, and of the ranking of the sources.")] = None,
     input_std: Annotated[
         str | None, typer.Option(help="Measurement errors: column=value pairs separated by commas.")
     ] = None,
@@ -70,25 +73,32 @@ def explain(
 
     Example: mpgelu explain model.mpgelu data.csv -o sources.csv --plot sources.png --input-std age=0.5
     """
+    import numpy as np
+
     from mpgelu.attribution import attribute, plot_attribution
     from mpgelu.files import write_atomically
     from mpgelu.table import check_writable
 
-    for file in (output, plot):
-        if file is not None:
-            check_writable(file, model, data)
+    check_writable(output, model, data)
+    if plot is not None:
+        check_writable(plot, model, data)
+        if plot.suffix.lower() not in _PICTURES or plot == output:
+            raise InputError(f"--plot: wants another file that ends in {', '.join(_PICTURES)}, got {plot}")
     loaded, table = _read(model, data, delimiter)
     errors = None if input_std is None else _errors(input_std, list(table.columns))
     frame = attribute(loaded, table, input_std=errors)
     frame["row"] += 1  # as people count the lines of a file, and as the report does
     write_atomically(output, frame.to_csv(index=False))
     typer.echo(f"sources: {output}")
+    known = np.isfinite(frame.groupby("row").variance.transform("sum"))
+    if not known.all():
+        warn(f"{frame[~known].row.nunique():,} rows have an infinite variance, so far are they from the training data")
     if plot is not None:
         image = BytesIO()
-        plot_attribution(frame).savefig(image, dpi=150, format=plot.suffix.removeprefix(".") or "png")
+        plot_attribution(frame[known]).savefig(image, dpi=150, format=plot.suffix[1:].lower())
         write_atomically(plot, image.getvalue())
         typer.echo(f"figure:  {plot}")
-    shares = frame.groupby("kind").variance.sum().sort_values(ascending=False) / frame.variance.sum()
+    shares = frame[known].groupby("kind").variance.sum().sort_values(ascending=False) / frame[known].variance.sum()
     for kind, share in shares.items():
         meaning = _MEANINGS.get(str(kind), "")
         typer.echo(f"{kind!s:14}{share:6.1%} of the variance of all rows" + f": {meaning}" * bool(meaning))
@@ -133,7 +143,11 @@ def _read(model: Path, data: Path, delimiter: str) -> tuple[MPGELURegressor, pd.
         names, regressor = loaded.encoder.features, loaded.regressor
         regressor.feature_names_in_ = np.array(names, dtype=object)
         with source.located():
-            return regressor, pd.DataFrame(loaded.encoder.encode(frame).X, columns=names)
+            encoded = loaded.encoder.encode(frame)
+        notes = Notes()
+        notes.add(encoded)
+        notes.tell(source)
+        return regressor, pd.DataFrame(encoded.X, columns=names)
     names = list(getattr(loaded, "feature_names_in_", frame.columns[: loaded.n_features_in_]))
     if missing := [name for name in names if name not in frame]:
         raise DataError(f"{data} has no column {missing[0]!r}; the model wants {', '.join(map(str, names))}")

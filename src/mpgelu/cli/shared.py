@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,6 +39,19 @@ def open_table(path: str, delimiter: str) -> Source:
     if len(delimiter) != 1:
         raise InputError(f"--delimiter: wants one character, or 'tab', got {delimiter!r}")
     return Source(path, delimiter)
+
+
+@contextmanager
+def one_line_warnings() -> Iterator[None]:
+    """Warnings of the library as a person wants to read them."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: warn(str(message))
+        yield
+
+
+def warn(message: str) -> None:
+    """Tell on standard error."""
+    typer.echo(f"warning: {message}", err=True)
 
 
 def chosen(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpgelu.cli.shared import Delimiter, open_table
+from mpgelu.cli.shared import Delimiter, one_line_warnings, open_table, warn
 from mpgelu.errors import DataError, InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import, which --help need not wait for
@@ -83,7 +82,7 @@ def fit(
     check_writable(output, table)
     source = open_table(table, delimiter)
     effort = (FAST if fast else {}) | ({} if steps is None else {"steps": steps})
-    with _about(source), _one_line_warnings():
+    with _about(source), one_line_warnings():
         frame = source.read()
         columns = partial(prepare, target=target, missing=missing.value, categorical=categorical or [], drop=drop or [])
         encoder = columns(frame)  # all rows, so that whatever is wrong is found before the training
@@ -93,7 +92,7 @@ def fit(
         if len(held):
             encoder = columns(known.iloc[kept])
         if len(known) < len(frame):
-            _warn(f"{len(frame) - len(known):,} rows without {target!r} are left out")
+            warn(f"{len(frame) - len(known):,} rows without {target!r} are left out")
         typer.echo(f"{source.name}: {len(frame):,} rows, {frame.shape[1]} columns")
         _print_columns(encoder)
         model = TableModel.train(
@@ -149,7 +148,7 @@ def predict(
         check_writable(sink.path, model, table)
     fitted = _load(model, fast)
     _check_level(fitted, level)
-    source, notes, rows = open_table(table, delimiter), _Notes(), 0
+    source, notes, rows = open_table(table, delimiter), Notes(), 0
     with _about(source), sink.opened(), _progress(source, hidden=sink.path is None and sys.stdout.isatty()) as parts:
         for part in parts:
             kept = _kept(part, keep or [], prefix)
@@ -266,7 +265,7 @@ def example(
     typer.echo(f"next: mpgelu fit {folder / 'train.csv'} --target {data.target_name} --fast -o diabetes.mpgelu")
 
 
-class _Notes:
+class Notes:
     """What was unusual about the cells of all parts of a table, told once."""
 
     def __init__(self) -> None:
@@ -275,11 +274,13 @@ class _Notes:
         self.far: Counter[str] = Counter()
 
     def add(self, encoded: Encoded) -> None:
+        """Take note of a part."""
         self.unseen += encoded.unseen
         self.filled += encoded.filled
         self.far += encoded.far
 
     def tell(self, source: Source) -> None:
+        """Say it, a line for each kind."""
         for counts, what in (
             (self.unseen, "hold a category that training did not have, and count as none of the known"),
             (self.filled, "are missing in columns that were almost complete in training, and were filled"),
@@ -287,7 +288,7 @@ class _Notes:
         ):
             if counts:
                 listed = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(5))
-                _warn(f"{source.name}: {sum(counts.values()):,} cells {what} ({listed})")
+                warn(f"{source.name}: {sum(counts.values()):,} cells {what} ({listed})")
 
 
 def _load(path: Path, fast: bool = False) -> TableModel:
@@ -308,13 +309,6 @@ def _about(source: Source) -> Iterator[None]:
     except DataError as error:
         told = str(error)
         raise DataError(told if source.name in told or "cannot write" in told else f"{source.name}: {told}") from error
-
-
-@contextmanager
-def _one_line_warnings() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: _warn(str(message))
-        yield
 
 
 @contextmanager
@@ -348,7 +342,7 @@ def _evaluated(
     from mpgelu.evaluation import Evaluation
     from mpgelu.model import rows_with_target
 
-    notes, found, unknown = _Notes(), [], 0
+    notes, found, unknown = Notes(), [], 0
     for part in parts:
         known, actual = rows_with_target(part, model.target)
         unknown += len(part) - len(known)
@@ -361,7 +355,7 @@ def _evaluated(
     if source is not None:
         notes.tell(source)
         if unknown:
-            _warn(f"{source.name}: {unknown:,} rows without {model.target!r} are left out")
+            warn(f"{source.name}: {unknown:,} rows without {model.target!r} are left out")
     return Evaluation.concatenate(found)
 
 
@@ -437,7 +431,3 @@ def _print_scores(model: TableModel, evaluation: Evaluation, level: float) -> di
     for name in ours:
         typer.echo(f"{name:{width}}  {ours[name]:>12}  {average[name]:>22}")
     return scores
-
-
-def _warn(message: str) -> None:
-    typer.echo(f"warning: {message}", err=True)

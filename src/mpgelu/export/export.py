@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from mpgelu import conformal
@@ -21,6 +23,7 @@ from mpgelu.likelihood import Gaussian, HeteroscedasticGaussian
 from mpgelu.model import TableModel
 from mpgelu.parts import Parts, parts_of
 from mpgelu.stacking import Covariance
+from mpgelu.table.cells import MISSING
 
 _ROUNDING = 1e-7  # of a standardised feature
 _FOLDED = 1e6  # larger scales of features are not left to weights, lest squares overflow
@@ -45,7 +48,8 @@ def export_onnx(
 
     A calibrated estimator also gives ``lower`` and ``upper``, the ends of its calibrated interval, whose level is what
     lies between the first of the levels and the last, so long as these are symmetric: 0.9 by default. The features of
-    a :class:`TableModel` are its encoded columns; how they are made is in the metadata as ``columns``, JSON.
+    a :class:`TableModel` are its encoded columns; how they are made is in the metadata as ``columns``, and what counts
+    as a missing cell as ``missing``, both JSON.
 
     The numbers are the library's to float32 rounding. Quantiles are roots of the distribution function of the same
     mixture; at levels below 0.001 or above 0.999 rounding leaves them fewer digits.
@@ -80,7 +84,11 @@ def export_onnx(
         raise InputError(f"export_onnx: needs the package {error.name}; pip install 'mpgelu[onnx]'") from error
     about = {"levels": json.dumps(levels), "version": version("mpgelu")}
     if isinstance(model, TableModel):
-        about |= {"columns": json.dumps(model.encoder.described()["columns"]), "target": model.target}
+        about |= {
+            "columns": json.dumps(_columns(model)),
+            "missing": json.dumps(sorted(MISSING)),
+            "target": model.target,
+        }
         model, features = model.regressor, model.encoder.features
     parts = parts_of("export_onnx", model, features=features, likelihood=likelihood, covariance=covariance)
     graph = Graph()
@@ -96,13 +104,31 @@ def export_onnx(
     results |= {name: (getattr(found, name), ["rows"]) for name in ("stddev", "epistemic", "aleatoric")}
     if found.quantiles is not None:
         results["quantiles"] = ((found.quantiles + mean).op("Transpose", perm=[1, 0]), ["rows", len(levels)])
-    scores = getattr(model, "calibration_scores_", None)
-    if scores is not None and len(levels) > 1 and abs(levels[0] + levels[-1] - 1) < 1e-9:
-        width = found.stddev * conformal.quantile(scores, abs(levels[-1] - levels[0]))
+    stddevs = _calibrated(getattr(model, "calibration_scores_", None), levels)
+    if stddevs is not None:
+        width = found.stddev * stddevs
         results |= {"lower": (mean - width, ["rows"]), "upper": (mean + width, ["rows"])}
     about |= {"feature_names": json.dumps(list(parts.feature_names))}
     content = graph.model({"features": ["rows", len(parts.feature_names)]}, results, about).SerializeToString()
     write_atomically(Path(path), content)
+
+
+def _columns(model: TableModel) -> list[dict[str, Any]]:
+    """What is needed to encode the columns of a table, and no more of the training data."""
+    wanted = ("kind", "name", "median", "categories", "other", "indicator")
+    columns = model.encoder.described()["columns"]
+    return [{name: column[name] for name in wanted if name in column} for column in columns]
+
+
+def _calibrated(scores: NDArray[np.float64] | None, levels: Sequence[float]) -> float | None:
+    """Half the width of the calibrated interval between the outer levels in standard deviations, if there is one."""
+    if scores is None or len(levels) < 2 or levels[0] == levels[-1] or abs(levels[0] + levels[-1] - 1) > 1e-9:
+        return None
+    try:
+        return conformal.quantile(scores, abs(levels[-1] - levels[0]))
+    except InputError as error:
+        warnings.warn(f"export_onnx: lower and upper are left out: {error}", stacklevel=3)
+        return None
 
 
 def _centred(features: Any, parts: Parts) -> Any:

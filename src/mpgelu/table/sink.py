@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mpgelu.errors import DataError, InputError
+from mpgelu.files import is_special
 
 _NUMBER = "%.8g"
 _ENDINGS = ("", ".csv", ".txt", ".parquet")
@@ -48,12 +49,17 @@ class Sink:
             sys.stdout.flush()
             return
         check_writable(self.path)
-        _remove_abandoned(self.path)
-        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        if is_special(self.path):
+            with self._to_file(self.path):
+                yield self
+            return
+        path = self.path.resolve() if self.path.is_symlink() else self.path
+        _remove_abandoned(path)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with self._to_file(beside):
                 yield self
-            beside.replace(self.path)
+            beside.replace(path)
         except OSError as error:
             raise DataError(f"cannot write {self.path}: {error.strerror or error}") from error
         finally:
@@ -100,6 +106,10 @@ def check_writable(path: Path, *inputs: str | Path) -> None:
     Raises:
         DataError: It cannot.
     """
+    if str(path) == "-":
+        raise DataError("cannot write this to standard output; give the name of a file")
+    if is_special(path):
+        return
     if any(path.exists() and Path(other).exists() and path.samefile(other) for other in inputs):
         raise DataError(f"cannot write {path}: it is read by the same command; choose another name")
     try:

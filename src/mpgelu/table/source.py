@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader, BytesIO
@@ -127,7 +128,7 @@ class Source:
             ) from error
         except pd.errors.EmptyDataError as error:
             raise DataError(f"{self.name} is empty") from error
-        except (ValueError, EOFError, OSError) as error:
+        except (ValueError, EOFError, OSError, zlib.error) as error:
             self._check_delimiter(start)
             raise DataError(f"cannot read {self.name}: {_reason(error)}") from error
 
@@ -156,12 +157,12 @@ class Source:
 
     def _check_delimiter(self, start: bytes) -> None:
         """Refuse a first line that another delimiter would divide."""
-        header = start.decode("utf-8-sig", errors="replace").partition("\n")[0].strip()
+        header = next(iter(start.decode("utf-8-sig", errors="replace").splitlines()), "")
         for delimiter in _DELIMITERS:
             if delimiter in header and self.delimiter not in header:
                 shown = "tab" if delimiter == "\t" else delimiter
                 raise DataError(
-                    f"{self.name} has one column, {header!r}; its delimiter looks like {shown!r}: "
+                    f"{self.name} has one column, {header[:100]!r}; its delimiter looks like {shown!r}: "
                     f"give --delimiter {shown!r}"
                 )
 
