@@ -61,9 +61,6 @@ def main() -> None:
         sys.exit(2)
     except typer.Abort:
         sys.exit(1)
-    except KeyboardInterrupt:
-        typer.echo("stopped", err=True)
-        sys.exit(130)
     sys.exit(code or 0)
 
 
