@@ -55,6 +55,9 @@ def test_smoke_run_writes_everything(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     results = json.loads((tmp_path / "b.json").read_text())
     assert {"environment", "inference", "training", "models", "latency", "growth", "counts"} <= set(results)
+    plain, converted = results["conversion"]
+    assert converted["times faster"] == pytest.approx(plain["ms"] / converted["ms"])
+    assert 0 < converted["stddev error"] <= converted["stddev error, worst row"] < 0.5
     for name in ("inference", "training", "latency", "growth", "counts"):
         assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     text = readme.read_text()

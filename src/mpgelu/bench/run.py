@@ -9,12 +9,13 @@ import torch
 from rich.console import Console
 
 from mpgelu import native
+from mpgelu.bench.conversion import conversion
 from mpgelu.bench.deployment import onnx_latency
 from mpgelu.bench.report import Results, environment
 from mpgelu.bench.sections import FEATURES, Rows, Settings
 from mpgelu.bench.sections import SECTIONS as IN_TORCH
 
-SECTIONS: dict[str, Callable[[Settings], Rows]] = {**IN_TORCH, "onnx": onnx_latency}
+SECTIONS: dict[str, Callable[[Settings], Rows]] = {**IN_TORCH, "conversion": conversion, "onnx": onnx_latency}
 
 
 def run(

@@ -15,7 +15,9 @@ def bench(
         "results/bench"
     ),
     json: Annotated[Path | None, typer.Option(help="Write the numbers to this file too.")] = None,
-    sections: Annotated[str, typer.Option(help="inference, training, models, latency, growth, counts, onnx.")] = "all",
+    sections: Annotated[
+        str, typer.Option(help="inference, training, models, latency, growth, counts, conversion, onnx.")
+    ] = "all",
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of every method; the best counts.")] = 9,
     compiled: Annotated[bool, typer.Option(help="Measure torch.compile too, which takes minutes to compile.")] = True,
