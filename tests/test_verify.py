@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -163,6 +164,13 @@ def test_units_that_rarely_move_together_are_not_called_wrong() -> None:
     for seed in range(8):
         net = nn.Sequential(mp.Dropout(0.02), unmixed)
         assert verify(net, torch.ones(6, 24), draws=DRAWS, seed=seed).passed
+
+
+def test_networks_may_have_an_encoder() -> None:
+    """The name by which models of tables are known is one that networks like."""
+    net = nn.Sequential(OrderedDict(encoder=mp.Linear(3, 4), dropout=mp.Dropout(0.2), head=mp.Linear(4, 1)))
+    assert audit(net).passed
+    assert set(mp.attribute(net, torch.randn(2, 3)).kind) == {"noise", "dropout"}
 
 
 def test_weighted_draws_follow_the_law_of_the_masks() -> None:

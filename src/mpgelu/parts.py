@@ -59,7 +59,7 @@ class Parts:
 
 def without_table(model: Any, X: Any) -> tuple[Any, Any, Sequence[str] | None]:
     """The regressor of a model of a table, its table encoded, and the features' names; others as they are."""
-    if not hasattr(model, "encoder"):
+    if isinstance(model, nn.Module) or not hasattr(model, "encoder"):  # networks may have a part of that name
         return model, X, None
     return model.regressor, model.encoder.encode(X).X, model.encoder.features
 
