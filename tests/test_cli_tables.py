@@ -23,7 +23,19 @@ from command_line import Command, Result
 from houses import QUICK, houses
 from mpgelu.model import OUTPUTS, TableModel
 
-COMMANDS = ("fit", "predict", "evaluate", "report", "info", "example")
+COMMANDS = (
+    "fit",
+    "predict",
+    "evaluate",
+    "report",
+    "info",
+    "example",
+    "export",
+    "explain",
+    "verify",
+    "compare",
+    "bench",
+)
 EFFORT = ("--steps", "60", "--members", "1", "--hidden", "8")
 IN_A_PROCESS = "from mpgelu.cli import main; main()"
 
@@ -141,6 +153,11 @@ def test_help_shows_an_example(command: str, mpgelu: Command) -> None:
     result = mpgelu(command, "--help")
     assert result.code == 0
     assert f"Example: mpgelu {command} " in result.out
+
+
+@pytest.mark.parametrize(("group", "shown"), [((), "fit houses.csv"), (("reproduce",), "reproduce toy")])
+def test_help_of_all_commands_shows_an_example(group: tuple[str, ...], shown: str, mpgelu: Command) -> None:
+    assert f"Example: mpgelu {shown}" in mpgelu(*group, "--help").out
 
 
 def test_help_says_what_the_columns_are(mpgelu: Command) -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
 
+from mpgelu import __version__
 from mpgelu.cli import deploy, reproduce, tables
 from mpgelu.cli.bench import bench
 from mpgelu.cli.compare import compare
 from mpgelu.errors import MPGELUError
 
 app = typer.Typer(
-    help="Neural networks that say how sure they are, in one deterministic forward pass.",
+    help="""Neural networks that say how sure they are, in one deterministic forward pass.
+
+    Example: mpgelu fit houses.csv --target price -o houses.mpgelu, then mpgelu predict houses.mpgelu new.csv
+    -o predictions.csv; mpgelu example writes a table to try them on.
+    """,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -33,7 +37,7 @@ app.add_typer(reproduce.app, name="reproduce")
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"mpgelu {version('mpgelu')}")
+        typer.echo(f"mpgelu {__version__}")
         raise typer.Exit
 
 

@@ -11,7 +11,10 @@ from rich.table import Table
 from mpgelu.cli.shared import Data, make_folder, numbers, print_table, uci_names
 
 app = typer.Typer(
-    help="Rerun the paper's experiments and set our numbers beside the paper's.",
+    help="""Rerun the paper's experiments and set our numbers beside the paper's.
+
+    Example: mpgelu reproduce toy -o demo
+    """,
     no_args_is_help=True,
 )
 
