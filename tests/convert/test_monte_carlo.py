@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import mpgelu as mp
 from mpgelu import DiagonalMoments, FactoredMoments
+from mpgelu.bench.conversion import monte_carlo, trained
 from mpgelu.convert import from_torch
 from mpgelu.layers import Operation
 from mpgelu.rules import add, fork
@@ -24,27 +25,6 @@ def diabetes() -> tuple[Tensor, Tensor]:
     return (X - X.mean(0)) / X.std(0), (y - y.mean()) / y.std()
 
 
-def trained(network: nn.Module, epochs: int) -> nn.Module:
-    """With dropout, as anyone would."""
-    X, y = diabetes()
-    optimizer = torch.optim.Adam(network.parameters(), lr=2e-3, weight_decay=1e-4)
-    for _ in range(epochs):
-        for rows in torch.split(torch.randperm(len(X)), 64):
-            optimizer.zero_grad()
-            (network(X[rows])[:, 0] - y[rows]).square().mean().backward()
-            optimizer.step()
-    return network
-
-
-def monte_carlo(network: nn.Module, x: Tensor, draws: int = DRAWS) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of the first output over random masks."""
-    network.train()
-    with torch.no_grad():
-        parts = [network(x.repeat(500, 1))[:, 0].view(500, -1).double() for _ in range(draws // 500)]
-    samples = torch.cat(parts)
-    return samples.mean(0), samples.std(0)
-
-
 def perceptron(width: int, rate: float) -> nn.Module:
     hidden = [nn.Linear(width, width), nn.ReLU(), nn.Dropout(rate)]
     return nn.Sequential(nn.Linear(10, width), nn.ReLU(), nn.Dropout(rate), *hidden, nn.Linear(width, 1))
@@ -52,9 +32,9 @@ def perceptron(width: int, rate: float) -> nn.Module:
 
 def test_a_trained_dropout_network_matches_monte_carlo_dropout() -> None:
     """Mean within 1 % of the predictive spread and standard deviation within 5 %, row by row, beyond sampling error."""
-    network = trained(perceptron(64, 0.2), epochs=40)
+    network = trained(perceptron(64, 0.2), *diabetes(), epochs=40)
     x = diabetes()[0][:60]
-    mean, stddev = monte_carlo(network, x)
+    mean, stddev = monte_carlo(network, x, DRAWS)
     out = mp.propagate(from_torch(network, example=x)[0], x)
     mean_error = (out.mean[:, 0] - mean) / stddev
     stddev_error = out.variance[:, 0].sqrt() / stddev - 1
@@ -97,9 +77,9 @@ def add_as_if_independent(value: FactoredMoments, other: FactoredMoments, alpha:
 )
 def test_residual_branches_add_exactly(activation: nn.Module, allowed: float) -> None:
     """Without a nonlinearity to sampling error; with one, within the 5 % of its approximation."""
-    network = trained(Residual(32, activation, 0.2), epochs=10)
+    network = trained(Residual(32, activation, 0.2), *diabetes(), epochs=10)
     x = diabetes()[0][:20]
-    mean, stddev = monte_carlo(network, x)
+    mean, stddev = monte_carlo(network, x, DRAWS)
     converted, report = from_torch(network, example=x)
     assert report.branches
     sampling = 1 / DRAWS**0.5

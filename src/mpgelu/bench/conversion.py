@@ -26,18 +26,20 @@ def conversion(settings: Settings) -> Rows:
     mean square over the rows, and in the worst of them. They include those of sampling, 0.7 and 0.5 %.
     """
     X, y = _data()
-    network, x = _trained(X, y, 2 if settings.quick else _EPOCHS), X[:_ROWS]
+    torch.manual_seed(0)
+    hidden = [nn.Linear(_WIDTH, _WIDTH), nn.ReLU(), nn.Dropout(_RATE)]
+    first = [nn.Linear(X.shape[1], _WIDTH), nn.ReLU(), nn.Dropout(_RATE)]
+    network = trained(nn.Sequential(*first, *hidden, nn.Linear(_WIDTH, 1)), X, y, 2 if settings.quick else _EPOCHS)
+    x = X[:_ROWS]
     samples = 2 * _AT_ONCE if settings.quick else SAMPLES
     converted, _ = from_torch(network, example=x)
     sampled = f"MC dropout, {samples:,} samples"
     runs: dict[str, Callable[[], object]] = {
-        sampled: partial(_monte_carlo, network, x, samples),
+        sampled: partial(monte_carlo, network, x, samples),
         "converted": partial(propagate, converted, x),
     }
-    with torch.no_grad():
-        timings = in_turns(runs, max(1, settings.rounds // 3))
-        mean, stddev = _monte_carlo(network, x, samples)
-        moments = propagate(converted, x)
+    timings = in_turns(runs, max(1, settings.rounds // 3))
+    (mean, stddev), moments = monte_carlo(network, x, samples), propagate(converted, x)
     of_mean, of_stddev = (moments.mean[:, 0] - mean) / stddev, moments.variance[:, 0].sqrt() / stddev - 1
     errors: dict[str, float] = {}
     for name, error in (("mean", of_mean), ("stddev", of_stddev)):
@@ -54,12 +56,8 @@ def _data() -> tuple[Tensor, Tensor]:
     return (X - X.mean(0)) / X.std(0), (y - y.mean()) / y.std()
 
 
-def _trained(X: Tensor, y: Tensor, epochs: int) -> nn.Module:
-    """As anyone would."""
-    torch.manual_seed(0)
-    hidden = [nn.Linear(_WIDTH, _WIDTH), nn.ReLU(), nn.Dropout(_RATE)]
-    first = [nn.Linear(X.shape[1], _WIDTH), nn.ReLU(), nn.Dropout(_RATE)]
-    network = nn.Sequential(*first, *hidden, nn.Linear(_WIDTH, 1))
+def trained(network: nn.Module, X: Tensor, y: Tensor, epochs: int) -> nn.Module:
+    """With dropout, as anyone would."""
     optimizer = torch.optim.Adam(network.parameters(), lr=2e-3, weight_decay=1e-4)
     for _ in range(epochs):
         for rows in torch.split(torch.randperm(len(X)), 64):
@@ -69,9 +67,10 @@ def _trained(X: Tensor, y: Tensor, epochs: int) -> nn.Module:
     return network
 
 
-def _monte_carlo(network: nn.Module, x: Tensor, samples: int) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of the output of each row over random masks."""
+def monte_carlo(network: nn.Module, x: Tensor, samples: int) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of the first output of each row over random masks."""
     network.train()
     repeated = x.repeat(_AT_ONCE, 1)
-    draws = torch.cat([network(repeated).view(_AT_ONCE, -1) for _ in range(samples // _AT_ONCE)])
+    with torch.no_grad():
+        draws = torch.cat([network(repeated)[:, 0].view(_AT_ONCE, -1) for _ in range(samples // _AT_ONCE)])
     return draws.double().mean(0), draws.double().std(0)
