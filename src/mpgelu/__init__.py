@@ -65,6 +65,7 @@ __all__ = [
 
 _HOMES = {
     "attribution": ("attribute", "plot_attribution"),
+    "audit": ("Audit", "verify"),
     "convert": ("ConversionReport", "from_torch"),
     "ensemble": ("Ensemble",),
     "errors": ("ConversionError", "DataError", "InputError", "MissingRuleError", "MPGELUError", "TrainingError"),
@@ -78,7 +79,6 @@ _HOMES = {
     "predictive": ("Predictive",),
     "propagation": ("propagate",),
     "training": ("History", "RecoveryWarning", "fit"),
-    "audit": ("Audit", "verify"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -45,19 +45,20 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     Raises:
         DataError: The file cannot be written; an older version of it stays as it was.
     """
-    if is_special(path):
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return
-    path = path.resolve() if path.is_symlink() else path  # what a link points to is replaced, not the link
-    beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+    content = content.encode() if isinstance(content, str) else content
+    target = path.resolve()  # what a link points to is replaced, not the link
+    beside = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}")
     try:
+        if is_special(path):
+            path.write_bytes(content)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with beside.open("wb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())  # or a power cut could leave the new name with nothing in it
-            beside.replace(path)
+            beside.replace(target)
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:

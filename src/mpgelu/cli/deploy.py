@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpgelu.cli.shared import Delimiter, one_line_warnings, open_table, warn
-from mpgelu.cli.tables import Notes
+from mpgelu.cli.shared import Delimiter, Notes, one_line_warnings, open_table, warn
 from mpgelu.errors import DataError, InputError
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from mpgelu.estimator import MPGELURegressor
 
 Model = Annotated[Path, typer.Argument(help="A saved model.")]
+Table = Annotated[Path, typer.Argument(help="A CSV or Parquet file with the model's columns.")]
 _PICTURES = (".png", ".pdf", ".svg", ".jpg")
 _MEANINGS = {
     "noise": "the target's own, which no model could predict",
@@ -27,7 +27,6 @@ _MEANINGS = {
     "weights": "weights that are random",
     "input": "errors of the features, as --input-std says",
 }
-Table = Annotated[Path, typer.Argument(help="A CSV or Parquet file with the model's columns.")]
 
 
 def export(
@@ -86,7 +85,7 @@ def explain(
             raise InputError(f"--plot: wants another file that ends in {', '.join(_PICTURES)}, got {plot}")
     loaded, table = _read(model, data, delimiter)
     errors = None if input_std is None else _errors(input_std, list(table.columns))
-    frame = attribute(loaded, table, input_std=errors)
+    frame = attribute(loaded, table, input_std=errors, features=list(table.columns))
     frame["row"] += 1  # as people count the lines of a file, and as the report does
     write_atomically(output, frame.to_csv(index=False))
     typer.echo(f"sources: {output}")
@@ -100,8 +99,7 @@ def explain(
         typer.echo(f"figure:  {plot}")
     shares = frame[known].groupby("kind").variance.sum().sort_values(ascending=False) / frame[known].variance.sum()
     for kind, share in shares.items():
-        meaning = _MEANINGS.get(str(kind), "")
-        typer.echo(f"{kind!s:14}{share:6.1%} of the variance of all rows" + f": {meaning}" * bool(meaning))
+        typer.echo(f"{kind!s:14}{share:6.1%} of the variance of all rows: {_MEANINGS[str(kind)]}")
 
 
 def verify(
@@ -132,7 +130,6 @@ def verify(
 
 def _read(model: Path, data: Path, delimiter: str) -> tuple[MPGELURegressor, pd.DataFrame]:
     """A saved model and its features from a table, encoded as in training if the model is one of a table."""
-    import numpy as np
     import pandas as pd
 
     from mpgelu.model import TableModel, load
@@ -140,14 +137,12 @@ def _read(model: Path, data: Path, delimiter: str) -> tuple[MPGELURegressor, pd.
     loaded, source = load(model), open_table(str(data), delimiter)
     frame = source.read()
     if isinstance(loaded, TableModel):
-        names, regressor = loaded.encoder.features, loaded.regressor
-        regressor.feature_names_in_ = np.array(names, dtype=object)
         with source.located():
             encoded = loaded.encoder.encode(frame)
         notes = Notes()
         notes.add(encoded)
         notes.tell(source)
-        return regressor, pd.DataFrame(encoded.X, columns=names)
+        return loaded.regressor, pd.DataFrame(encoded.X, columns=loaded.encoder.features)
     names = list(getattr(loaded, "feature_names_in_", frame.columns[: loaded.n_features_in_]))
     if missing := [name for name in names if name not in frame]:
         raise DataError(f"{data} has no column {missing[0]!r}; the model wants {', '.join(map(str, names))}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from rich.table import Table
 from mpgelu.errors import InputError
 
 if TYPE_CHECKING:
-    from mpgelu.table import Source
+    from mpgelu.table import Encoded, Source
 
 Data = Annotated[
     Path | None,
@@ -26,8 +27,6 @@ Data = Annotated[
         help="Folder with the UCI data sets (the one that holds UCI_Datasets). Without it they are downloaded once.",
     ),
 ]
-
-
 Delimiter = Annotated[str, typer.Option(help="Between the cells of a CSV file; 'tab' for a tab.")]
 
 
@@ -52,6 +51,32 @@ def one_line_warnings() -> Iterator[None]:
 def warn(message: str) -> None:
     """Tell on standard error."""
     typer.echo(f"warning: {message}", err=True)
+
+
+class Notes:
+    """What was unusual about the cells of all parts of a table, told once."""
+
+    def __init__(self) -> None:
+        self.unseen: Counter[str] = Counter()
+        self.filled: Counter[str] = Counter()
+        self.far: Counter[str] = Counter()
+
+    def add(self, encoded: Encoded) -> None:
+        """Take note of a part."""
+        self.unseen += encoded.unseen
+        self.filled += encoded.filled
+        self.far += encoded.far
+
+    def tell(self, source: Source) -> None:
+        """Say it, a line for each kind."""
+        for counts, what in (
+            (self.unseen, "hold a category that training did not have, and count as none of the known"),
+            (self.filled, "are missing in columns that were almost complete in training, and were filled"),
+            (self.far, "are far outside the range that training had; predictions of these rows are guesses"),
+        ):
+            if counts:
+                listed = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(5))
+                warn(f"{source.name}: {sum(counts.values()):,} cells {what} ({listed})")
 
 
 def chosen(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpgelu.cli.shared import Delimiter, one_line_warnings, open_table, warn
+from mpgelu.cli.shared import Delimiter, Notes, one_line_warnings, open_table, warn
 from mpgelu.errors import DataError, InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import, which --help need not wait for
@@ -22,7 +21,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, which --help need not wait f
 
     from mpgelu.evaluation import Evaluation
     from mpgelu.model import TableModel
-    from mpgelu.table import Encoded, Source, TableEncoder
+    from mpgelu.table import Source, TableEncoder
 
 
 class Missing(StrEnum):
@@ -213,15 +212,9 @@ def report(
     check_writable(output, model, table)
     fitted = _load(model, fast)
     _check_level(fitted, level)
-    source, frames = open_table(table, delimiter), []
-
-    def remembered(parts: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-        for part in parts:
-            frames.append(_with_target(fitted, part))
-            yield part
-
+    source, frames = open_table(table, delimiter), list[pd.DataFrame]()
     with _about(source), _progress(source) as parts:
-        evaluation = _evaluated(fitted, remembered(parts), level, source)
+        evaluation = _evaluated(fitted, parts, level, source, frames)
     write_atomically(output, page(fitted, pd.concat(frames), evaluation, level, source.name, str(model)))
     typer.echo(f"report: {output} ({output.stat().st_size / 1e6:.1f} MB); open it in a browser")
 
@@ -263,32 +256,6 @@ def example(
         write_atomically(folder / name, rows.to_csv(index=False))
         typer.echo(f"{len(rows)} rows: {folder / name}")
     typer.echo(f"next: mpgelu fit {folder / 'train.csv'} --target {data.target_name} --fast -o diabetes.mpgelu")
-
-
-class Notes:
-    """What was unusual about the cells of all parts of a table, told once."""
-
-    def __init__(self) -> None:
-        self.unseen: Counter[str] = Counter()
-        self.filled: Counter[str] = Counter()
-        self.far: Counter[str] = Counter()
-
-    def add(self, encoded: Encoded) -> None:
-        """Take note of a part."""
-        self.unseen += encoded.unseen
-        self.filled += encoded.filled
-        self.far += encoded.far
-
-    def tell(self, source: Source) -> None:
-        """Say it, a line for each kind."""
-        for counts, what in (
-            (self.unseen, "hold a category that training did not have, and count as none of the known"),
-            (self.filled, "are missing in columns that were almost complete in training, and were filled"),
-            (self.far, "are far outside the range that training had; predictions of these rows are guesses"),
-        ):
-            if counts:
-                listed = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(5))
-                warn(f"{source.name}: {sum(counts.values()):,} cells {what} ({listed})")
 
 
 def _load(path: Path, fast: bool = False) -> TableModel:
@@ -338,7 +305,9 @@ def _evaluated(
     parts: Iterable[pd.DataFrame],
     level: float,
     source: Source | None = None,
+    seen: list[pd.DataFrame] | None = None,
 ) -> Evaluation:
+    """Score the rows whose target is known; they are added to ``seen``, and what is unusual is told of a source."""
     from mpgelu.evaluation import Evaluation
     from mpgelu.model import rows_with_target
 
@@ -346,6 +315,8 @@ def _evaluated(
     for part in parts:
         known, actual = rows_with_target(part, model.target)
         unknown += len(part) - len(known)
+        if seen is not None:
+            seen.append(known)
         encoded = model.encoder.encode(known)
         notes.add(encoded)
         if len(known):
@@ -357,12 +328,6 @@ def _evaluated(
         if unknown:
             warn(f"{source.name}: {unknown:,} rows without {model.target!r} are left out")
     return Evaluation.concatenate(found)
-
-
-def _with_target(model: TableModel, part: pd.DataFrame) -> pd.DataFrame:
-    from mpgelu.model import rows_with_target
-
-    return rows_with_target(part, model.target)[0]
 
 
 def _check_level(model: TableModel, level: float) -> None:

@@ -53,7 +53,7 @@ class Sink:
             with self._to_file(self.path):
                 yield self
             return
-        path = self.path.resolve() if self.path.is_symlink() else self.path
+        path = self.path.resolve()
         _remove_abandoned(path)
         beside = path.with_name(f".{path.name}.{os.getpid()}")
         try:

@@ -129,7 +129,7 @@ class Source:
         except pd.errors.EmptyDataError as error:
             raise DataError(f"{self.name} is empty") from error
         except (ValueError, EOFError, OSError, zlib.error) as error:
-            self._check_delimiter(start)
+            self._check_delimiter(start.decode("utf-8-sig", errors="replace"))
             raise DataError(f"cannot read {self.name}: {_reason(error)}") from error
 
     def _parquet(self, stream: BufferedReader, rows: int) -> Iterator[pd.DataFrame]:
@@ -150,14 +150,14 @@ class Source:
     def _check_header(self, header: list[str]) -> None:
         """Refuse what is not a line of column names."""
         if len(header) == 1:
-            self._check_delimiter(header[0].encode())
+            self._check_delimiter(header[0])
         self._check_names(header)
         if all(pd.notna(pd.to_numeric(pd.Series(header), errors="coerce"))):
             raise DataError(f"{self.name} begins with numbers, {header[:3]}; add a first line with the columns' names")
 
-    def _check_delimiter(self, start: bytes) -> None:
+    def _check_delimiter(self, text: str) -> None:
         """Refuse a first line that another delimiter would divide."""
-        header = next(iter(start.decode("utf-8-sig", errors="replace").splitlines()), "")
+        header = next(iter(text.splitlines()), "")
         for delimiter in _DELIMITERS:
             if delimiter in header and self.delimiter not in header:
                 shown = "tab" if delimiter == "\t" else delimiter
