@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 
 import mpgelu
-from mpgelu import datasets
-from mpgelu.experiments.tables import compare, paper_table, summarise
+from mpgelu.research import datasets
+from mpgelu.research.paper.tables import compare, paper_table, summarise
 
 Record = dict[str, Any]
 DASH = "\N{EN DASH}"
@@ -109,13 +109,13 @@ def publish(root: Path, monkeypatch: pytest.MonkeyPatch, names: Sequence[str] = 
         (root / "UCI_Datasets" / file).write_text(text)
     checksums = {file: sha256(text.encode()).hexdigest() for file, text in contents.items()}
     monkeypatch.setattr(datasets, "_checksums", lambda: checksums)
-    package = root / "site" / "mpgelu"
-    package.mkdir(parents=True)
-    for path in Path(mpgelu.__file__).parent.iterdir():
-        if path.name not in ("uci_sha256.txt", "__pycache__"):
-            (package / path.name).symlink_to(path)
+    package, original = root / "site" / "mpgelu", Path(mpgelu.__file__).parent
+    (package / "research").mkdir(parents=True)
+    for path in (*original.iterdir(), *(original / "research").iterdir()):
+        if path.name not in ("research", "uci_sha256.txt", "__pycache__"):
+            (package / path.relative_to(original)).symlink_to(path)
     lines = [f"{digest}  UCI_Datasets/{file}\n" for file, digest in checksums.items()]
-    (package / "uci_sha256.txt").write_text("".join(lines))
+    (package / "research" / "uci_sha256.txt").write_text("".join(lines))
     monkeypatch.syspath_prepend(package.parent)
     monkeypatch.setenv("PYTHONPATH", os.fspath(package.parent))
     monkeypatch.delenv("MPGELU_DATA", raising=False)

@@ -7,20 +7,17 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpgelu.attribution import attribute, plot_attribution
-    from mpgelu.audit import Audit, verify
     from mpgelu.convert import ConversionReport, from_torch
-    from mpgelu.ensemble import Ensemble
     from mpgelu.errors import ConversionError, DataError, InputError, MissingRuleError, MPGELUError, TrainingError
-    from mpgelu.estimator import MPGELURegressor
+    from mpgelu.estimators import Ensemble, MPGELURegressor
     from mpgelu.export import export_onnx
+    from mpgelu.inspect import Audit, attribute, plot_attribution, verify
     from mpgelu.layers import MPGELU, Dropout, GaussianLinear, Linear, ReLU
-    from mpgelu.likelihood import Gaussian, HeteroscedasticGaussian
-    from mpgelu.model import TableModel, load
+    from mpgelu.likelihoods import Gaussian, HeteroscedasticGaussian
     from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
-    from mpgelu.networks import Stack, network, paper_network
+    from mpgelu.networks import Stack, network, paper_network, propagate
     from mpgelu.predictive import Predictive
-    from mpgelu.propagation import propagate
+    from mpgelu.tables import TableModel, load
     from mpgelu.training import History, RecoveryWarning, fit
 
 __version__ = "0.1.0"
@@ -64,20 +61,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "attribution": ("attribute", "plot_attribution"),
-    "audit": ("Audit", "verify"),
     "convert": ("ConversionReport", "from_torch"),
-    "ensemble": ("Ensemble",),
     "errors": ("ConversionError", "DataError", "InputError", "MissingRuleError", "MPGELUError", "TrainingError"),
-    "estimator": ("MPGELURegressor",),
+    "estimators": ("Ensemble", "MPGELURegressor"),
     "export": ("export_onnx",),
+    "inspect": ("Audit", "attribute", "plot_attribution", "verify"),
     "layers": ("MPGELU", "Dropout", "GaussianLinear", "Linear", "ReLU"),
-    "likelihood": ("Gaussian", "HeteroscedasticGaussian"),
-    "model": ("TableModel", "load"),
+    "likelihoods": ("Gaussian", "HeteroscedasticGaussian"),
     "moments": ("DiagonalMoments", "FactoredMoments", "FullMoments"),
-    "networks": ("Stack", "network", "paper_network"),
+    "networks": ("Stack", "network", "paper_network", "propagate"),
     "predictive": ("Predictive",),
-    "propagation": ("propagate",),
+    "tables": ("TableModel", "load"),
     "training": ("History", "RecoveryWarning", "fit"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

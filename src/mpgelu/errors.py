@@ -5,6 +5,9 @@ Every message names the function and the argument, what was wanted, what came, a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class MPGELUError(Exception):
     """Base class of every error raised on purpose by this library."""
@@ -28,3 +31,10 @@ class DataError(MPGELUError):
 
 class TrainingError(MPGELUError):
     """Training cannot go on, for example because the loss stays non-finite."""
+
+
+def closest(word: str, options: Iterable[str]) -> str:
+    """Return "; did you mean ...?" for the option most like a word, or nothing."""
+    by_lower = {option.lower(): option for option in options}
+    matches = get_close_matches(word.lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[matches[0]]!r}?" if matches else ""

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import mpgelu as mp
 from mpgelu import DiagonalMoments, FactoredMoments
-from mpgelu.bench.conversion import monte_carlo, trained
 from mpgelu.convert import from_torch
 from mpgelu.layers import Operation
+from mpgelu.research.bench.conversion import monte_carlo, trained
 from mpgelu.rules import add, fork
 
 DRAWS = 20_000

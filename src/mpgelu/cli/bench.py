@@ -28,8 +28,8 @@ def bench(
 
     Example: mpgelu bench --sections inference --no-compiled --json bench.json
     """
-    from mpgelu.bench import report
-    from mpgelu.bench.run import SECTIONS, run
+    from mpgelu.research.bench import report
+    from mpgelu.research.bench.run import SECTIONS, run
 
     results = run(
         chosen("sections", sections, tuple(SECTIONS)), rounds=rounds, threads=threads, compiled=compiled, quick=quick

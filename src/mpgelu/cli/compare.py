@@ -33,9 +33,9 @@ def compare(
 
     Example: mpgelu compare --datasets boston,yacht --methods mpgelu,deep-ensemble --splits 5
     """
-    from mpgelu.compare.methods import METHODS
-    from mpgelu.compare.report import update_readme, write_report
-    from mpgelu.compare.run import run, tasks
+    from mpgelu.research.compare.methods import METHODS
+    from mpgelu.research.compare.report import update_readme, write_report
+    from mpgelu.research.compare.run import run, tasks
 
     names, known = uci_names(datasets), chosen("methods", methods, tuple(METHODS))
     numbers = _splits(splits)
@@ -67,7 +67,7 @@ def _splits(text: str) -> range:
 
 def _installed(methods: Sequence[str]) -> list[str]:
     """The methods that can run here; says in one line each why another cannot."""
-    from mpgelu.compare.methods import METHODS
+    from mpgelu.research.compare.methods import METHODS
 
     reasons = {method: METHODS[method].missing for method in methods}
     for reason in filter(None, reasons.values()):

@@ -14,7 +14,7 @@ from mpgelu.errors import DataError, InputError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mpgelu.estimator import MPGELURegressor
+    from mpgelu.estimators.regressor import MPGELURegressor
 
 Model = Annotated[Path, typer.Argument(help="A saved model.")]
 Table = Annotated[Path, typer.Argument(help="A CSV or Parquet file with the model's columns.")]
@@ -39,8 +39,8 @@ def export(
     Example: mpgelu export model.mpgelu --onnx model.onnx
     """
     from mpgelu.export import export_onnx
-    from mpgelu.model import TableModel, load
-    from mpgelu.table import check_writable
+    from mpgelu.tables import check_writable
+    from mpgelu.tables.model import TableModel, load
 
     try:
         numbers = [float(level) for level in levels.split(",") if level.strip()]
@@ -74,9 +74,9 @@ def explain(
     """
     import numpy as np
 
-    from mpgelu.attribution import attribute, plot_attribution
-    from mpgelu.files import write_atomically
-    from mpgelu.table import check_writable
+    from mpgelu.inspect.attribution import attribute, plot_attribution
+    from mpgelu.storage.files import write_atomically
+    from mpgelu.tables import check_writable
 
     check_writable(output, model, data)
     if plot is not None:
@@ -118,7 +118,7 @@ def verify(
     """
     import numpy as np
 
-    from mpgelu.audit import verify as audit
+    from mpgelu.inspect.audit import verify as audit
 
     loaded, table = _read(model, data, delimiter)
     chosen = np.unique(np.linspace(0, len(table) - 1, rows).round().astype(int))
@@ -132,7 +132,7 @@ def _read(model: Path, data: Path, delimiter: str) -> tuple[MPGELURegressor, pd.
     """A saved model and its features from a table, encoded as in training if the model is one of a table."""
     import pandas as pd
 
-    from mpgelu.model import TableModel, load
+    from mpgelu.tables.model import TableModel, load
 
     loaded, source = load(model), open_table(str(data), delimiter)
     frame = source.read()
@@ -159,7 +159,7 @@ def _filled(cells: pd.Series[Any]) -> pd.Series[bool]:
 
 
 def _errors(text: str, names: list[str]) -> list[float]:
-    from mpgelu.datasets import closest
+    from mpgelu.errors import closest
 
     errors = dict.fromkeys(names, 0.0)
     for part in text.split(","):

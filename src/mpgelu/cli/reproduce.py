@@ -33,7 +33,7 @@ def reproduce_toy(
     """
     import torch
 
-    from mpgelu.experiments.toy import TITLES, draw, run_toy, write_summary
+    from mpgelu.research.paper.toy import TITLES, draw, run_toy, write_summary
 
     make_folder(output)
     torch.set_num_threads(1)  # networks this small lose time to a second thread
@@ -84,9 +84,9 @@ def reproduce_uci(
 
     Example: mpgelu reproduce uci --datasets boston,yacht --tables 2,4 --jobs 2
     """
-    from mpgelu.experiments.report import write_tables
-    from mpgelu.experiments.runner import measure_runtimes, run
-    from mpgelu.experiments.uci import Effort, cells
+    from mpgelu.research.paper.report import write_tables
+    from mpgelu.research.paper.runner import measure_runtimes, run
+    from mpgelu.research.paper.uci import Effort, cells
 
     path = output / "records.jsonl"
     chosen = list(cells(uci_names(datasets), numbers("tables", tables, 1, 4), numbers("seeds", seeds, 0, 2**31)))

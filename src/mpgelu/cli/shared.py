@@ -18,7 +18,7 @@ from rich.table import Table
 from mpgelu.errors import InputError
 
 if TYPE_CHECKING:
-    from mpgelu.table import Encoded, Source
+    from mpgelu.tables import Encoded, Source
 
 Data = Annotated[
     Path | None,
@@ -32,7 +32,7 @@ Delimiter = Annotated[str, typer.Option(help="Between the cells of a CSV file; '
 
 def open_table(path: str, delimiter: str) -> Source:
     """A table to read; ``-`` is standard input."""
-    from mpgelu.table import Source
+    from mpgelu.tables import Source
 
     delimiter = {"tab": "\t", "\\t": "\t"}.get(delimiter, delimiter)
     if len(delimiter) != 1:
@@ -93,8 +93,8 @@ def chosen(
 
 def uci_names(text: str) -> list[str]:
     """Names of UCI data sets."""
-    from mpgelu.datasets import UCI_NAMES
-    from mpgelu.experiments.uci import LARGE
+    from mpgelu.research.datasets import UCI_NAMES
+    from mpgelu.research.paper.uci import LARGE
 
     return chosen("datasets", text, UCI_NAMES, {"small": [name for name in UCI_NAMES if name not in LARGE]})
 

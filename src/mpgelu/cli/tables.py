@@ -19,9 +19,9 @@ from mpgelu.errors import DataError, InputError
 if TYPE_CHECKING:  # torch takes seconds to import, which --help need not wait for
     import pandas as pd
 
-    from mpgelu.evaluation import Evaluation
-    from mpgelu.model import TableModel
-    from mpgelu.table import Source, TableEncoder
+    from mpgelu.tables import Source, TableEncoder
+    from mpgelu.tables.evaluation import Evaluation
+    from mpgelu.tables.model import TableModel
 
 
 class Missing(StrEnum):
@@ -73,9 +73,9 @@ def fit(
 
     Example: mpgelu fit houses.csv --target price -o houses.mpgelu
     """
-    from mpgelu.estimator import FAST
-    from mpgelu.model import TableModel, prepare, rows_with_target, split
-    from mpgelu.table import check_writable
+    from mpgelu.estimators.regressor import FAST
+    from mpgelu.tables import check_writable
+    from mpgelu.tables.model import TableModel, prepare, rows_with_target, split
 
     layers = _layers(hidden)
     check_writable(output, table)
@@ -140,7 +140,7 @@ def predict(
 
     Example: mpgelu predict houses.mpgelu new.csv -o predictions.csv --level 0.9 --keep id
     """
-    from mpgelu.table import Sink, check_writable
+    from mpgelu.tables import Sink, check_writable
 
     sink = Sink(output)
     if sink.path is not None:
@@ -173,8 +173,8 @@ def evaluate(
 
     Example: mpgelu evaluate houses.mpgelu test.csv
     """
-    from mpgelu.files import write_atomically
-    from mpgelu.table import check_writable
+    from mpgelu.storage.files import write_atomically
+    from mpgelu.tables import check_writable
 
     if output is not None:
         check_writable(output, model, table)
@@ -205,9 +205,9 @@ def report(
     """
     import pandas as pd
 
-    from mpgelu.files import write_atomically
-    from mpgelu.report import page
-    from mpgelu.table import check_writable
+    from mpgelu.storage.files import write_atomically
+    from mpgelu.tables import check_writable
+    from mpgelu.tables.report import page
 
     check_writable(output, model, table)
     fitted = _load(model, fast)
@@ -245,8 +245,8 @@ def example(
     import numpy as np
     import pandas as pd
 
-    from mpgelu.datasets import load_diabetes
-    from mpgelu.files import write_atomically
+    from mpgelu.research.datasets import load_diabetes
+    from mpgelu.storage.files import write_atomically
 
     data = load_diabetes()
     frame = pd.DataFrame(data.X, columns=list(data.feature_names)).assign(**{data.target_name: data.y})
@@ -259,7 +259,7 @@ def example(
 
 
 def _load(path: Path, fast: bool = False) -> TableModel:
-    from mpgelu.model import TableModel
+    from mpgelu.tables.model import TableModel
 
     model = TableModel.load(path)
     if fast:
@@ -308,8 +308,8 @@ def _evaluated(
     seen: list[pd.DataFrame] | None = None,
 ) -> Evaluation:
     """Score the rows whose target is known; they are added to ``seen``, and what is unusual is told of a source."""
-    from mpgelu.evaluation import Evaluation
-    from mpgelu.model import rows_with_target
+    from mpgelu.tables.evaluation import Evaluation
+    from mpgelu.tables.model import rows_with_target
 
     notes, found, unknown = Notes(), [], 0
     for part in parts:
@@ -332,7 +332,7 @@ def _evaluated(
 
 def _check_level(model: TableModel, level: float) -> None:
     """Refuse a level before any work is done."""
-    from mpgelu import conformal
+    from mpgelu.estimators import conformal
 
     if not 0 < level < 1:
         raise InputError(f"--level: must lie strictly between 0 and 1, got {level:g}; 90 % is 0.9")
@@ -342,7 +342,7 @@ def _check_level(model: TableModel, level: float) -> None:
 
 def _kept(part: pd.DataFrame, keep: list[str], prefix: str) -> pd.DataFrame:
     """The input columns that are copied to the output."""
-    from mpgelu.model import OUTPUTS, check_column
+    from mpgelu.tables.model import OUTPUTS, check_column
 
     names = list(part) if "all" in keep and "all" not in part else list(dict.fromkeys(keep))
     for name in names:
@@ -384,7 +384,7 @@ def _print_training(model: TableModel) -> None:
 
 
 def _print_scores(model: TableModel, evaluation: Evaluation, level: float) -> dict[str, dict[str, float]]:
-    from mpgelu.evaluation import headlines
+    from mpgelu.tables.evaluation import headlines
 
     scores = {
         "model": evaluation.scores(),

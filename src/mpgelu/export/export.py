@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from mpgelu import conformal
-from mpgelu.ensemble import Ensemble
 from mpgelu.errors import InputError
-from mpgelu.estimator import MPGELURegressor
-from mpgelu.files import write_atomically
-from mpgelu.likelihood import Gaussian, HeteroscedasticGaussian
-from mpgelu.model import TableModel
-from mpgelu.parts import Parts, parts_of
-from mpgelu.stacking import Covariance
-from mpgelu.table.cells import MISSING
+from mpgelu.estimators import conformal
+from mpgelu.estimators.ensemble import Ensemble
+from mpgelu.estimators.recipe import Covariance
+from mpgelu.estimators.regressor import MPGELURegressor
+from mpgelu.inspect.parts import Parts, parts_of
+from mpgelu.likelihoods import Gaussian, HeteroscedasticGaussian
+from mpgelu.storage.files import write_atomically
+from mpgelu.tables.cells import MISSING
+from mpgelu.tables.model import TableModel
 
 _ROUNDING = 1e-7  # of a standardised feature
 _FOLDED = 1e6  # larger scales of features are not left to weights, lest squares overflow

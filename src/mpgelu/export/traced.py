@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mpgelu.errors import InputError
+from mpgelu.estimators.recipe import Covariance
 from mpgelu.export.graph import OPSET, Value
 from mpgelu.export.perceptron import OF_FLUCTUATIONS, PAIRS, Outputs
 from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
-from mpgelu.stacking import Covariance
 
 
 def _fma(a: Any, b: Any, c: Any) -> Any:

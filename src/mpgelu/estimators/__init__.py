@@ -1,0 +1,6 @@
+"""Models of tables of numbers, with scikit-learn's interface."""
+
+from mpgelu.estimators.ensemble import Ensemble
+from mpgelu.estimators.regressor import FAST, MPGELURegressor
+
+__all__ = ["FAST", "Ensemble", "MPGELURegressor"]

@@ -1,0 +1,314 @@
+"""Where a prediction's variance comes from: every source of uncertainty with its share, adding up to the whole."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from mpgelu.errors import InputError
+from mpgelu.inspect.parts import Parts, parts_of, without_table
+from mpgelu.layers import MPGELU, Dropout, GaussianLinear
+from mpgelu.likelihoods import Gaussian, HeteroscedasticGaussian
+from mpgelu.moments import FactoredMoments
+from mpgelu.rules import fork, gaussian_linear, keep_probability, linear, mpgelu, multiply
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_KINDS: dict[type[nn.Module], str] = {Dropout: "dropout", MPGELU: "mpgelu", GaussianLinear: "weights"}
+_ENTRIES = 2**22  # of the factors held at a time
+_COLUMNS = ["row", "kind", "layer", "unit", "variance", "share"]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Independent random numbers of one origin, named unit by unit."""
+
+    kind: str
+    layer: str
+    units: tuple[str, ...]
+
+
+def attribute(
+    model: Any,
+    X: ArrayLike,
+    *,
+    input_std: ArrayLike | None = None,
+    units: bool | None = None,
+    features: Sequence[str] | None = None,
+    likelihood: Gaussian | HeteroscedasticGaussian | None = None,
+) -> pd.DataFrame:
+    r"""Split the predictive variance of each row over its sources; exact, and additive.
+
+    .. math:: \operatorname{Var} y = \sum_m w_m \Big( \text{noise}_m + \sum_s d_{ms} F_{ms}^2 \Big)
+        + \sum_m w_m (\text{mean}_m - \text{mean})^2
+
+    Every mask and every random weight is a source s of its own, which reaches the output of network m through a
+    factor :math:`F_{ms}`; there are no terms that sources share. Networks are run in float64, so that the parts add up
+    to the variance the model predicts within its float32 rounding.
+
+    The kinds are ``noise`` (the observation's own), ``input`` (measurement error of a feature), ``dropout``,
+    ``mpgelu`` and ``weights`` (random weights) of a layer and ``disagreement`` of an ensemble's networks. Dropout on
+    the input is told apart by feature.
+
+    Args:
+        model: a fitted estimator or model of a table, an ensemble, or a network, whose features are then standardised
+            already.
+        X: features ``(rows, n)``, a data frame or an array.
+        input_std: standard deviation of independent measurement errors of the features: one number, one for each
+            feature ``(n,)``, or for each row and feature ``(rows, n)``.
+        units: name every hidden unit, or sum over each layer; by default only for a single network, as units of the
+            same number in different networks have nothing in common. Features are always named.
+        features: names of the features, where neither the model nor X has any.
+        likelihood: of a network; by default heteroscedastic for two outputs, Gaussian of unit noise for one.
+
+    Returns:
+        One line for each row and source: row, kind, layer, unit, variance, and share of the row's variance.
+
+    Example:
+        >>> import mpgelu, torch
+        >>> frame = attribute(mpgelu.network(2, (8,)), torch.randn(5, 2), input_std=[0.1, 0.0])
+        >>> sorted(frame.kind.unique())
+        ['dropout', 'input', 'mpgelu', 'noise']
+        >>> bool(abs(frame.groupby("row").share.sum() - 1).max() < 1e-9)
+        True
+    """
+    model, X, names = without_table(model, X)
+    features = features or names
+    if features is None and isinstance(X, pd.DataFrame) and isinstance(model, nn.Module):
+        features = list(map(str, X.columns))
+    parts = parts_of("attribute", model, features=features, likelihood=likelihood)
+    x = parts.standardised("attribute", X).double()
+    errors = None if input_std is None else _standardised_errors(input_std, parts, x)
+    named = len(parts.networks) == 1 if units is None else units
+    sources, variances = _weighted(parts, x, errors, named)
+    return _tidy(sources, variances * parts.target_scale**2)
+
+
+def _standardised_errors(input_std: ArrayLike, parts: Parts, x: Tensor) -> Tensor:
+    given = np.asarray(input_std, dtype=np.float64)
+    if given.shape not in ((), x.shape[1:], tuple(x.shape)):
+        raise InputError(
+            f"attribute: input_std must be a number, one for each feature {tuple(x.shape[1:])} or one for each entry "
+            f"{tuple(x.shape)}, got shape {given.shape}"
+        )
+    if not (np.isfinite(given).all() and (given >= 0).all()):
+        raise InputError("attribute: input_std must be finite and not negative; it is a standard deviation")
+    return (torch.as_tensor(given) / parts.feature_scale).expand(x.shape)
+
+
+def _weighted(parts: Parts, x: Tensor, errors: Tensor | None, named: bool) -> tuple[list[_Source], NDArray[np.float64]]:
+    """All sources and their part of each row's standardised variance, ``(rows, units of all sources)``."""
+    totals: dict[_Source, Tensor] = {}
+    means = []
+    for network, weight in zip(parts.networks, parts.weights, strict=True):
+        mean, split = _network(copy.deepcopy(network).double(), parts, x, errors)
+        means.append(mean)
+        for source, variance in split.items():
+            if not named and source.units != tuple(parts.feature_names):
+                source, variance = replace(source, units=("",)), variance.sum(-1, keepdim=True)
+            totals[source] = totals.get(source, torch.zeros(())) + weight * variance
+    if len(means) > 1:
+        spread = torch.stack(means)
+        center = parts.weights @ spread
+        totals[_Source("disagreement", "", ("",))] = (parts.weights @ (spread - center).square())[:, None]
+    return list(totals), torch.cat(list(totals.values()), -1).numpy()
+
+
+def _tidy(sources: Sequence[_Source], variances: NDArray[np.float64]) -> pd.DataFrame:
+    names = [(source.kind, source.layer, unit) for source in sources for unit in source.units]
+    rows = len(variances)
+    kind, layer, unit = (list(column) * rows for column in zip(*names, strict=True))
+    infinite = np.isinf(variances)
+    finite = np.where(infinite.any(1, keepdims=True), infinite, variances)  # far from the data, what is infinite is all
+    shares = finite / finite.sum(1, keepdims=True)
+    columns = [np.arange(rows).repeat(len(names)), kind, layer, unit, variances.ravel(), shares.ravel()]
+    return pd.DataFrame(dict(zip(_COLUMNS, columns, strict=True)))
+
+
+# ---- one network ----
+
+
+def _network(
+    network: nn.Module, parts: Parts, x: Tensor, errors: Tensor | None
+) -> tuple[Tensor, dict[_Source, Tensor]]:
+    """Mean ``(rows,)`` and each source's part of the variance ``(rows, units)``, a few rows at a time."""
+    widths = [p.shape[0] for p in network.parameters() if p.dim() == 2] or [1]
+    size = max(1, _ENTRIES // (max(widths) * (x.shape[-1] + sum(widths))))
+    chunks = []
+    with torch.no_grad():
+        for start in range(0, len(x), size):
+            rows = slice(start, start + size)
+            chunks.append(_rows(network, parts, x[rows], None if errors is None else errors[rows]))
+    means, splits = zip(*chunks, strict=True)
+    return torch.cat(means), {source: torch.cat([split[source] for split in splits]) for source in splits[0]}
+
+
+def _rows(network: nn.Module, parts: Parts, x: Tensor, errors: Tensor | None) -> tuple[Tensor, dict[_Source, Tensor]]:
+    names = tuple(parts.feature_names)
+    start: FactoredMoments | _Apart
+    if parts.covariance == "diagonal" and errors is None:
+        start = _Apart(x)
+    else:
+        start = FactoredMoments(x, residual=None if errors is None else errors.square(), max_rank=math.inf)
+        start = fork(start)
+    labels = {id(key): _Source("input", "input", names) for key, _ in _reached(start)}
+    output = _traced(network, start, labels, names)
+    noise = _noise(parts.likelihood, output)
+    split = {labels[id(key)]: variances[..., 0] for key, variances in _reached(output)}
+    return output.mean[:, 0], {_Source("noise", "", ("",)): noise[:, None], **split}
+
+
+def _noise(likelihood: Gaussian | HeteroscedasticGaussian, output: Any) -> Tensor:
+    if isinstance(likelihood, Gaussian):
+        return likelihood.noise_variance.to(output.mean).expand(len(output.mean))
+    noise: Tensor = (output.mean[:, 1] + output.variance[:, 1] / 2).exp()
+    return noise
+
+
+def _traced(network: nn.Module, start: Any, labels: dict[int, _Source], features: tuple[str, ...]) -> Any:
+    """Run a network and label every source that a layer adds; sources are kept, so that their ids stay theirs."""
+    calls: dict[str, int] = {}
+    mapped = False  # whether units are no longer the features
+    alive: list[object] = []
+
+    def hook(name: str, module: nn.Module, _: object, output: Any) -> Any:
+        nonlocal mapped
+        calls[name] = calls.get(name, 0) + 1
+        if not isinstance(output, FactoredMoments | _Apart):
+            raise InputError(
+                f"attribute: layer {name} ({type(module).__name__}) mixes its sources, which cannot be told apart "
+                "afterwards; MP-GELU, dropout, linear layers and their like keep them"
+            )
+        output = fork(output) if isinstance(output, FactoredMoments) else output
+        mapped = mapped or isinstance(module, nn.Linear)
+        for key, variances in _reached(output):
+            if id(key) not in labels:
+                units = features if not mapped else tuple(map(str, range(variances.shape[-2])))
+                kind = _KINDS.get(type(module), type(module).__name__.lower())
+                labels[id(key)] = _Source(kind, name if calls[name] == 1 else f"{name} ({calls[name]})", units)
+                alive.append(key)
+        return output
+
+    leaves = [(name, module) for name, module in network.named_modules() if not list(module.children())]
+    handles = [module.register_forward_hook(partial(hook, name)) for name, module in leaves]
+    try:
+        return network(start)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _reached(moments: Any) -> list[tuple[object, Tensor]]:
+    """The identity of every set of sources, and what each adds to the variance of each unit, ``(rows, sources, n)``."""
+    if isinstance(moments, _Apart):
+        return list(moments.sources)
+    return [(block.variance, block.variance.unsqueeze(-1) * block.scaled_factor.square()) for block in moments.blocks]
+
+
+# ---- diagonal moments with their sources apart ----
+
+
+@dataclass(frozen=True, eq=False)
+class _Apart:
+    """Diagonal moments whose variances are kept apart by source.
+
+    Args:
+        mean: ``(rows, n)``.
+        sources: the identity of every set of sources and its part of the variances, ``(rows, sources, n)``.
+    """
+
+    mean: Tensor
+    sources: tuple[tuple[object, Tensor], ...] = ()
+
+    @property
+    def variance(self) -> Tensor:
+        """Marginal variances ``(rows, n)``."""
+        return sum((part.sum(-2) for _, part in self.sources), torch.zeros_like(self.mean))
+
+    def then(self, mean: Tensor, carry: Callable[[Tensor], Tensor], added: Tensor | None = None) -> _Apart:
+        """After a layer that carries the variances on and adds independent ones, one for each unit."""
+        sources = tuple((key, carry(part)) for key, part in self.sources)
+        return _Apart(mean, sources if added is None else (*sources, (object(), torch.diag_embed(added))))
+
+
+@linear.register
+def _(value: _Apart, weight: Tensor, bias: Tensor | None = None) -> _Apart:
+    return value.then(F.linear(value.mean, weight, bias), lambda part: F.linear(part, weight.square()))
+
+
+@gaussian_linear.register
+def _(
+    value: _Apart, weight: Tensor, weight_variance: Tensor, bias: Tensor | None, bias_variance: Tensor | None
+) -> _Apart:
+    added = F.linear(value.mean.square() + value.variance, weight_variance, bias_variance)
+    return value.then(F.linear(value.mean, weight, bias), lambda part: F.linear(part, weight.square()), added)
+
+
+@multiply.register
+def _(value: _Apart, gain: Tensor | float, noise: Tensor | float) -> _Apart:
+    added = (value.variance + value.mean.square()) * noise
+    return value.then(value.mean * gain, lambda part: part * (gain * gain), added)
+
+
+@mpgelu.register
+def _(value: _Apart) -> _Apart:
+    keep = keep_probability(value.mean, value.variance)
+    added = keep * (1 - keep) * (value.variance + value.mean.square())
+    return value.then(keep * value.mean, lambda part: part * keep.square().unsqueeze(-2), added)
+
+
+# ---- figure ----
+
+
+def plot_attribution(frame: pd.DataFrame, rows: Sequence[int] | None = None) -> Figure:
+    """Draw what :func:`attribute` found: stacked bars for some rows, and the sources ranked over all of them.
+
+    Args:
+        frame: as it came.
+        rows: which to draw as bars; by default eight from the smallest to the largest variance.
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    groups = _grouped(frame)
+    table = groups.pivot_table(index="row", columns="source", values="variance", aggfunc="sum")
+    order = table.sum().sort_values(ascending=False).index
+    if rows is None:
+        by_size = table.sum(axis=1).sort_values().index
+        rows = by_size[np.unique(np.linspace(0, len(by_size) - 1, min(8, len(by_size))).round().astype(int))].tolist()
+    if missing := [row for row in rows if row not in table.index]:
+        raise InputError(f"plot_attribution: there is no row {missing[0]}; there are {len(table)} rows")
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    bars, ranking = figure.subplots(1, 2, width_ratios=[3, 2])
+    chosen, bottom = table.loc[list(rows), order], np.zeros(len(rows))
+    for color, source in zip(itertools.cycle(colormaps["tab20"].colors), order, strict=False):  # type: ignore[attr-defined]
+        bars.bar([str(row) for row in rows], chosen[source], bottom=bottom, label=source, color=color)
+        bottom = bottom + chosen[source].to_numpy()
+    bars.set(xlabel="row", ylabel="variance", title="Where the variance of some rows comes from")
+    bars.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small", frameon=False)
+    top = frame.assign(name=_names(frame)).groupby("name").variance.sum().nlargest(15)[::-1]
+    ranking.barh(list(top.index), 100 * top / frame.variance.sum())
+    ranking.set(xlabel="% of the variance of all rows", title="Largest sources")
+    return figure
+
+
+def _grouped(frame: pd.DataFrame) -> pd.DataFrame:
+    """With a column ``source``: kind and layer."""
+    return frame.assign(source=(frame.kind + " " + frame.layer.where(frame.kind != "input", "")).str.strip())
+
+
+def _names(frame: pd.DataFrame) -> pd.Series:
+    return (_grouped(frame).source + " " + frame.unit).str.strip()

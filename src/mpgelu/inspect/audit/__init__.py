@@ -1,0 +1,6 @@
+"""Are the propagated moments right? An audit of a network against sampling of itself, layer by layer."""
+
+from mpgelu.inspect.audit.findings import Audit, LayerAudit
+from mpgelu.inspect.audit.run import verify
+
+__all__ = ["Audit", "LayerAudit", "verify"]

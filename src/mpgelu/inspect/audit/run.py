@@ -1,0 +1,131 @@
+"""An audit of propagated moments against Monte-Carlo sampling of the same random network, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpgelu.errors import InputError
+from mpgelu.inspect.audit.findings import Audit, LayerAudit
+from mpgelu.inspect.audit.samples import Samples, Source, draw
+from mpgelu.inspect.audit.tally import Tally
+from mpgelu.inspect.parts import is_composed, parts_of, without_table
+from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
+
+_DRAWS = 20_000
+_CACHED, _CHUNK = 2**17, 2**22  # sampled values of a layer at a time: what is fastest, and at most
+_AT_ONCE = 256  # draws, to which a larger chunk than the fastest is due: moments are propagated once for each chunk
+
+
+def verify(
+    network: Any,
+    x: Any,
+    *,
+    moments: Callable[[Tensor], Moments] | None = None,
+    draws: int | None = None,
+    tolerance: float = 0.01,
+    seed: int = 0,
+    networks: int = 3,
+) -> Audit:
+    """Compare propagated moments with sampling the same random network, after every layer.
+
+    Sampling draws dropout masks, Gaussian weights and MP-GELU masks (with the keep-probabilities that propagation
+    found) and applies ReLU to the sampled values. MP-GELU networks agree to sampling error whatever their depth with
+    full and factored moments; ReLU assumes Gaussian inputs, which the last columns let you judge.
+
+    However rare an outcome of a mask is, some draws have it, with a weight that makes up for that. An exact layer is
+    called wrong with a probability of at most 1/1000. What remains too rarely random for the draws, such as a Gaussian
+    unit that is hardly ever positive, is left out; a layer with many such units is *undecided*, neither right nor
+    wrong.
+
+    Args:
+        network: built from this library's layers, or converted to them; or a fitted estimator, model of a table or
+            ensemble, whose layers are then named by the number of the network too, ``3:0``.
+        x: inputs ``(rows, features)``, a tensor, of an estimator raw ones in any form; a dozen rows tell enough.
+        moments: how to start, for example ``DiagonalMoments.certain``, to see what dropping correlations costs; by
+            default exact, or what an estimator predicts with.
+        draws: samples per row, by default 20,000.
+        tolerance: error allowed beyond sampling error, in standard deviations of the units.
+        seed: of the sampling.
+        networks: how many of an ensemble's networks to audit, those of the largest weights.
+
+    Example:
+        >>> import torch, mpgelu
+        >>> audit = mpgelu.verify(mpgelu.network(3, hidden=(8,)), torch.randn(4, 3))
+        >>> audit.passed
+        True
+    """
+    network, x, _ = without_table(network, x)
+    if is_composed(network):
+        return _verify_members(network, x, moments, draws, tolerance, seed, networks)
+    moments, draws = moments or FactoredMoments.certain, _DRAWS if draws is None else draws
+    if x.dim() != 2:
+        raise InputError(f"verify: x must have shape (rows, features), got {tuple(x.shape)}")
+    if draws < 100:
+        raise InputError(f"verify: draws must be at least 100, got {draws}")
+    start = moments(x)
+    source = Source(seed, x.device, draws)
+    tallies: dict[str, Tally] = {}
+    calls: dict[str, int] = {}  # a module may be used several times
+
+    def record(name: str, module: nn.Module) -> Callable[[nn.Module, object, object], None]:
+        def hook(module: nn.Module, _: object, output: object) -> None:
+            if isinstance(output, Samples):
+                calls[name] = calls.get(name, 0) + 1
+                key = name if calls[name] == 1 else f"{name} ({calls[name]})"
+                if key not in tallies:
+                    tallies[key] = Tally(type(module).__name__, output.moments)
+                tallies[key].add(output)
+
+        return hook
+
+    with torch.no_grad():
+        network(draw(start, 1, source))  # to count the layers with masks
+    source.layers = source.done
+    leaves = [(name, module) for name, module in network.named_modules() if not list(module.children())]
+    hooks = [module.register_forward_hook(record(name, module)) for name, module in leaves]
+    widest = max([x.shape[-1], *(max(p.shape) for p in network.parameters() if p.dim() > 1)])
+    chunk = _draws_at_a_time(widest * len(x))
+    try:
+        with torch.no_grad():
+            for first in range(0, draws, chunk):
+                calls.clear()
+                source.begin(first)
+                network(draw(start, min(chunk, draws - first), source))
+    finally:
+        for handle in hooks:
+            handle.remove()
+    layers = tuple(tally.result(name, tolerance, source) for name, tally in tallies.items())
+    return Audit(layers, draws, len(x), tolerance)
+
+
+def _draws_at_a_time(size: int) -> int:
+    """For a layer with so many values in each draw."""
+    return max(1, _CACHED // size, min(_AT_ONCE, _CHUNK // size))
+
+
+def _verify_members(
+    model: Any,
+    X: Any,
+    moments: Callable[[Tensor], Moments] | None,
+    draws: int | None,
+    tolerance: float,
+    seed: int,
+    networks: int,
+) -> Audit:
+    """The audits of an ensemble's heaviest networks as one."""
+    parts = parts_of("verify", model)
+    if networks < 1:
+        raise InputError(f"verify: networks must be at least 1, got {networks}")
+    start = moments or (FactoredMoments if parts.covariance == "exact" else DiagonalMoments).certain
+    x = parts.standardised("verify", X)
+    heaviest = parts.weights.argsort(descending=True, stable=True)[:networks]
+    layers: list[LayerAudit] = []
+    for place in sorted(heaviest.tolist()):
+        audit = verify(parts.networks[place], x, moments=start, draws=draws, tolerance=tolerance, seed=seed + place)
+        layers += [replace(layer, layer=f"{place}:{layer.layer}") for layer in audit.layers]
+    return Audit(tuple(layers), audit.draws, len(x), tolerance)

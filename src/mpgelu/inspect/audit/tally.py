@@ -1,0 +1,169 @@
+"""Sums over the samples of one layer, and what they say about its propagated moments."""
+
+from __future__ import annotations
+
+import math
+from operator import itemgetter
+from typing import NamedTuple
+
+import torch
+from scipy.special import ndtri
+from torch import Tensor
+
+from mpgelu.inspect.audit.findings import LayerAudit
+from mpgelu.inspect.audit.samples import ENOUGH, Averaged, Samples, Source
+from mpgelu.moments import Moments
+
+_FALSE_ALARM = 1e-3  # probability that an exact layer fails, over all that is compared in it together
+_COMPARED = 3  # kinds of numbers: means, covariances, the variances of all units together
+_MOST = 0.9  # share of the units of a layer below which it counts as undecided
+_ROUNDING = 64  # machine epsilons of its row's size below which a standard deviation counts as zero
+
+
+class Compared(NamedTuple):
+    """Errors of some numbers, the standard errors of these, and which of them the draws can tell."""
+
+    error: Tensor
+    se: Tensor
+    told: Tensor
+
+    def worst(self, tolerance: float) -> tuple[float, float, float]:
+        """Error and standard error of what is furthest beyond its allowance, and by how much; Bonferroni over all."""
+        if not self.told.any():
+            return math.nan, math.nan, -math.inf
+        critical = -ndtri(_FALSE_ALARM / _COMPARED / 2 / self.error.numel())
+        excess = torch.where(self.told, self.error - critical * self.se - tolerance, -math.inf).flatten()
+        place = int(excess.argmax())
+        return self.error.flatten()[place].item(), self.se.flatten()[place].item(), excess[place].item()
+
+
+class Tally:
+    """Running sums of weighted powers of one layer's samples, and what they say about its moments.
+
+    Everything is in units of the size of its row, the root of the largest second moment that was propagated.
+    """
+
+    def __init__(self, kind: str, moments: Moments) -> None:
+        self.kind = kind
+        self.eps = torch.finfo(moments.mean.dtype).eps
+        size = (moments.variance + moments.mean.square()).double().amax(-1, keepdim=True).sqrt()  # (rows, 1)
+        self.size = torch.where(size > 0, size, 1)
+        self.mean = moments.mean.double() / self.size
+        self.covariance = moments.covariance.double() / self.size.square().unsqueeze(-1)
+        self.stated = _diagonal(self.covariance)
+        self.centre = self.mean  # until there are draws
+        self.count = 0
+        self.sums: list[Tensor | float] = [0.0] * 8
+
+    def add(self, samples: Samples) -> None:
+        """Take note of more draws, centred at the mean of the first ones for accuracy."""
+        averaged = samples.averaged
+        if self.count == 0:
+            values, _, weights, _ = averaged or Averaged(samples.values, samples.values, samples.source.weights)
+            self.centre = (weights.unsqueeze(-1) * values).mean(0) / weights.mean(0).unsqueeze(-1) / self.size
+        self.count += len(samples.values)
+        centred, weights = self._centred(samples.values, samples.source.weights)
+        pairs = weights * centred.square()
+        cubes = (pairs * centred).sum(1)
+        mean, before, second, squares = centred, weights, pairs, pairs
+        if averaged is not None:
+            mean, before = self._centred(averaged.mean, averaged.weights)
+            second = before * mean.square()
+            squares = second + before * (averaged.variance / self.size.square().to(mean)).transpose(0, 1)
+            if averaged.apart:
+                centred, weights, pairs = mean, before, second
+        powers = (
+            (before.mT @ mean).squeeze(-2),
+            (before.mT @ second).squeeze(-2),
+            squares.sum(1),
+            squares.square().sum(1),
+            cubes,
+            squares.sum(-1).square().sum(-1),
+            (weights * centred).mT @ centred,
+            pairs.mT @ pairs,
+        )
+        self.sums = [total + power.double() for total, power in zip(self.sums, powers, strict=True)]
+
+    def _centred(self, values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Values ``(rows, draws, n)`` from the centre, in units of the size, and weights ``(rows, draws, 1)``."""
+        centred = (values / self.size.to(values)).sub_(self.centre.to(values))
+        return centred.transpose(0, 1), weights.to(values).expand(values.shape[:2]).mT.unsqueeze(-1)
+
+    def result(self, name: str, tolerance: float, source: Source) -> LayerAudit:
+        """Errors of the propagated moments in units of the sampled standard deviations."""
+        averages = (torch.as_tensor(total) / self.count for total in self.sums)
+        shift, mean_spread, second, fourth, cubes, total_square, products, pair_squares = averages
+        variance = (second - shift.square()).clamp_min(0)
+        sampled = _with_diagonal(products - _outer(shift), variance)
+        moves, claims = (part > (_ROUNDING * self.eps) ** 2 for part in (variance, self.stated))
+        # Where all randomness is that of masks, both outcomes of each were seen, and what did not move does not.
+        told = torch.where(moves, self._is_enough(second, fourth), ~claims | (not source.gaussian))
+        scale = torch.where(moves, variance, torch.where(claims, self.stated, 1)).sqrt()
+        # Where less than expected was seen, less was seen too of what standard errors are estimated from.
+        shortfall = _ratio(self.stated, variance).clamp_min(1)
+        mean = Compared(
+            ((self.centre + shift - self.mean).abs() - 4 * self.eps).clamp_min(0) / scale,
+            (mean_spread * shortfall / self.count).sqrt() / scale,
+            told,
+        )
+        # And units that rarely move together may not have done so once.
+        spread = (pair_squares - products.square()).clamp_min(0) * _outer(shortfall.sqrt())
+        spread = torch.maximum(spread, _outer(torch.maximum(variance, self.stated)))
+        spread = _with_diagonal(spread, (fourth - second.square()).clamp_min(0) * shortfall)
+        covariance = Compared(
+            (sampled - self.covariance).abs() / _outer(scale),
+            (spread / self.count).sqrt() / _outer(scale),
+            _outer(told),
+        )
+        total = self._total(variance.sum(-1), second.sum(-1), total_square, (moves | claims).any(-1))
+        *mean_worst, mean_excess = mean.worst(tolerance)
+        *worst, excess = max(covariance.worst(tolerance), total.worst(tolerance), key=itemgetter(2))
+        within = max(mean_excess, excess) <= 1e-6  # a layer without randomness agrees to float32 rounding only
+        skewness = _ratio(cubes - 3 * shift * second + 2 * shift**3, variance**1.5)
+        visible = variance > 1e-2 * variance.amax(-1, keepdim=True)
+        eigenvalues, largest = torch.linalg.eigvalsh(self.covariance), self.stated.amax(-1)
+        judged = told.double().mean().item()
+        return LayerAudit(
+            layer=name,
+            kind=self.kind,
+            mean_error=mean_worst[0],
+            mean_se=mean_worst[1],
+            covariance_error=worst[0],
+            covariance_se=worst[1],
+            smallest_eigenvalue=(eigenvalues[..., 0] / torch.where(largest > 0, largest, 1)).min().item(),
+            skewness=torch.where(told & visible, skewness, 0).abs().max().item(),
+            judged=judged,
+            decided=judged >= _MOST and (within or not source.missed),
+            passed=within or source.missed,
+        )
+
+    def _total(self, variance: Tensor, second: Tensor, fourth: Tensor, random: Tensor) -> Compared:
+        """The variances of all units together, relative to what was propagated, averaged over rows ``(rows,)``."""
+        stated = self.stated.sum(-1)
+        told = random & self._is_enough(second, fourth)
+        base, rows = torch.where(stated > 0, stated, variance), told.sum().clamp_min(1)
+        error = torch.where(told, _ratio(variance - stated, base), 0).sum() / rows
+        spread = (fourth - second.square()).clamp_min(0) * _ratio(stated, variance).clamp_min(1)
+        se = torch.where(told, _ratio(spread, base.square()), 0).sum().div(self.count).sqrt() / rows
+        return Compared(error.abs(), se, told.any())
+
+    def _is_enough(self, second: Tensor, fourth: Tensor) -> Tensor:
+        """Whether a second moment is made up of enough deviations, had they all been equal."""
+        return self.count * second.square() > ENOUGH * fourth
+
+
+def _diagonal(matrix: Tensor) -> Tensor:
+    return matrix.diagonal(dim1=-2, dim2=-1)
+
+
+def _with_diagonal(matrix: Tensor, values: Tensor) -> Tensor:
+    return torch.diagonal_scatter(matrix, values, dim1=-2, dim2=-1)
+
+
+def _outer(vector: Tensor) -> Tensor:
+    return vector.unsqueeze(-1) * vector.unsqueeze(-2)
+
+
+def _ratio(value: Tensor, base: Tensor) -> Tensor:
+    """A quotient, zero where the base is."""
+    return torch.where(base > 0, value / torch.where(base > 0, base, 1), 0)

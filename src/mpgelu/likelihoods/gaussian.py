@@ -1,0 +1,66 @@
+"""Gaussian observation noise of one variance for all rows."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from mpgelu.errors import InputError
+from mpgelu.likelihoods.outputs import as_moments, check_target
+from mpgelu.moments import Moments
+from mpgelu.predictive import Predictive
+
+
+class Gaussian(nn.Module):
+    r"""One output, the mean of the target: :math:`y \mid h \sim N(h, \sigma^2)`.
+
+    Unit noise is what the paper's one-output tables use.
+
+    Args:
+        noise_variance: :math:`\sigma^2`.
+        learn_noise: make it a parameter, held by its logarithm.
+    """
+
+    log_noise_variance: Tensor
+
+    def __init__(self, noise_variance: float = 1.0, learn_noise: bool = False) -> None:
+        super().__init__()
+        if not noise_variance > 0:
+            raise InputError(f"Gaussian: noise_variance must be positive, got {noise_variance}")
+        start = torch.tensor(math.log(noise_variance))
+        if learn_noise:
+            self.log_noise_variance = nn.Parameter(start)
+        else:
+            self.register_buffer("log_noise_variance", start)
+
+    @property
+    def noise_variance(self) -> Tensor:
+        """Variance of the observation noise."""
+        return self.log_noise_variance.exp()
+
+    def expected_log_prob(self, moments: Moments | Tensor, y: Tensor) -> Tensor:
+        r"""Expectation of :math:`\log p(y \mid h)` over :math:`h \sim N(\mu, s^2)`, in closed form, ``(*batch,)``.
+
+        .. math:: -\tfrac12 \Big\{ \log 2\pi\sigma^2 + \frac{s^2 + (\mu - y)^2}{\sigma^2} \Big\}
+
+        Args:
+            moments: of the output, mean ``(*batch, 1)``.
+            y: targets ``(*batch,)``.
+        """
+        moments = as_moments("Gaussian.expected_log_prob", moments, 1)
+        check_target("Gaussian.expected_log_prob", moments, y)
+        error = moments.mean.squeeze(-1) - y
+        squares = moments.variance.squeeze(-1) + error * error
+        return -0.5 * (math.log(2 * math.pi) + self.log_noise_variance + squares / self.noise_variance)
+
+    def predictive(self, moments: Moments | Tensor) -> Predictive:
+        r"""Distribution of y: :math:`N(\mu, s^2 + \sigma^2)`, exact.
+
+        Args:
+            moments: of the output, mean ``(*batch, 1)``.
+        """
+        moments = as_moments("Gaussian.predictive", moments, 1)
+        mean, variance = moments.mean.squeeze(-1), moments.variance.squeeze(-1)
+        return Predictive.gaussian(mean, variance, self.noise_variance.to(mean).expand(mean.shape))

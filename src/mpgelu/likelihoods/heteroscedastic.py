@@ -1,0 +1,45 @@
+"""Gaussian observation noise whose variance the network predicts too."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from mpgelu.likelihoods.outputs import as_moments, check_target
+from mpgelu.moments import Moments
+from mpgelu.predictive import Predictive
+
+
+class HeteroscedasticGaussian(nn.Module):
+    r"""Two outputs, mean and log-variance of the target: :math:`y \mid h \sim N(h_1, e^{h_2})`."""
+
+    def expected_log_prob(self, moments: Moments | Tensor, y: Tensor) -> Tensor:
+        r"""Expectation of :math:`\log p(y \mid h)` over :math:`h \sim N(\mu, S)`, in closed form, ``(*batch,)``.
+
+        .. math:: -\tfrac12 \Big\{ \log 2\pi + \mu_2
+            + \big(S_{11} + (\mu_1 - S_{12} - y)^2\big)\, e^{S_{22}/2 - \mu_2} \Big\}
+
+        Equation (1) of the paper, whose second term is misprinted there as :math:`\mu_1`. Exact for Gaussian h.
+
+        Args:
+            moments: of the two outputs, mean ``(*batch, 2)``.
+            y: targets ``(*batch,)``.
+        """
+        moments = as_moments("HeteroscedasticGaussian.expected_log_prob", moments, 2)
+        check_target("HeteroscedasticGaussian.expected_log_prob", moments, y)
+        (mean, log_variance), covariance = moments.mean.unbind(-1), moments.covariance
+        error = mean - covariance[..., 0, 1] - y
+        precision = torch.exp(covariance[..., 1, 1] / 2 - log_variance)
+        return -0.5 * (math.log(2 * math.pi) + log_variance + (covariance[..., 0, 0] + error * error) * precision)
+
+    def predictive(self, moments: Moments | Tensor, nodes: int = 32) -> Predictive:
+        r"""Distribution of y: the mixture over the log-variance, each component Gaussian; see :class:`Predictive`.
+
+        Args:
+            moments: of the two outputs, mean ``(*batch, 2)``.
+            nodes: number of components of the mixture.
+        """
+        moments = as_moments("HeteroscedasticGaussian.predictive", moments, 2)
+        return Predictive.heteroscedastic(moments.mean, moments.covariance, nodes=nodes)

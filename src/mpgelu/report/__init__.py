@@ -1,5 +1,0 @@
-"""A page about a model that a person wants to read."""
-
-from mpgelu.report.page import page
-
-__all__ = ["page"]

@@ -1,0 +1,49 @@
+"""Runs the sections of the benchmark one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+
+import torch
+from rich.console import Console
+
+from mpgelu import native
+from mpgelu.research.bench.conversion import conversion
+from mpgelu.research.bench.deployment import onnx_latency
+from mpgelu.research.bench.report import Results, environment
+from mpgelu.research.bench.sections import FEATURES, Rows, Settings
+from mpgelu.research.bench.sections import SECTIONS as IN_TORCH
+
+SECTIONS: dict[str, Callable[[Settings], Rows]] = {**IN_TORCH, "conversion": conversion, "onnx": onnx_latency}
+
+
+def run(
+    sections: Sequence[str], *, rounds: int = 9, threads: int = 1, compiled: bool = True, quick: bool = False
+) -> Results:
+    """Measure the chosen sections and return their tables with what they depend on.
+
+    Args:
+        sections: names out of :data:`SECTIONS`.
+        rounds: turns of every method.
+        threads: of torch, for the whole process.
+        compiled: measure ``torch.compile`` too.
+        quick: a smoke run on tiny sizes.
+    """
+    torch.set_num_threads(threads)
+    native.keep_freed_memory()
+    settings = Settings(rounds, (8, 16), compiled, quick) if quick else Settings(rounds, compiled=compiled)
+    results: Results = {
+        "environment": environment(threads),
+        "rounds": rounds,
+        "rows": settings.rows,
+        "features": FEATURES,
+    }
+    with Console(stderr=True).status("") as status:
+        for name in sections:
+            if name == "onnx" and find_spec("onnxruntime") is None:
+                status.console.print("onnx skipped: onnxruntime is not installed; pip install 'mpgelu[onnx]' brings it")
+                continue
+            status.update(f"measuring {name}")
+            results[name] = SECTIONS[name](settings)
+    return results

@@ -1,0 +1,1 @@
+"""Files that are written whole, checked when read, and never executed."""

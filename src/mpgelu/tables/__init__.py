@@ -1,0 +1,9 @@
+"""Tables as people have them: read in parts, turned into numbers, modelled, predicted, reported, written whole."""
+
+from mpgelu.tables.cells import CellError
+from mpgelu.tables.encoder import Encoded, TableEncoder
+from mpgelu.tables.model import TableModel, load
+from mpgelu.tables.sink import Sink, check_writable
+from mpgelu.tables.source import Source
+
+__all__ = ["CellError", "Encoded", "Sink", "Source", "TableEncoder", "TableModel", "check_writable", "load"]

@@ -1,0 +1,332 @@
+"""What each column of a table means to a model, learned once and applied to any later table."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Self
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from mpgelu.errors import DataError, closest
+from mpgelu.tables.cells import CellError, Cells
+
+Missing = Literal["impute", "error"]
+Matrix = NDArray[np.float64]
+
+_MOST_CATEGORIES = 50
+_MOST_REMEMBERED = 10_000  # categories, to tell new ones from rare ones
+_COUNTED_ROWS = 100  # from which on whole numbers that are all different are hardly chance
+_FEWEST_ROWS = 3  # of a category, or of missing cells, to have a feature of its own: fewer are noise on a huge scale
+
+
+@dataclass
+class Encoded:
+    """A table as numbers.
+
+    Attributes:
+        X: features ``(rows, n)``.
+        unseen: cells of each column whose category training did not have, taken for "other".
+        filled: missing cells of each column that had none in training, filled all the same.
+        far: numbers of each column that are far outside the range that training had.
+    """
+
+    X: Matrix
+    unseen: Counter[str] = field(default_factory=Counter)
+    filled: Counter[str] = field(default_factory=Counter)
+    far: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """A column of numbers; missing ones become the median, with a feature that says so if training had some.
+
+    Args:
+        name: of the column.
+        median: of the numbers in training.
+        indicator: whether a feature says which cells were missing.
+        lowest: of the numbers in training.
+        highest: of the numbers in training.
+        counts: whether they could be numbers of the rows.
+    """
+
+    name: str
+    median: float
+    indicator: bool
+    lowest: float = -math.inf
+    highest: float = math.inf
+    counts: bool = False
+
+    @classmethod
+    def learn(cls, cells: Cells) -> Numeric:
+        """Look at the training column.
+
+        Raises:
+            CellError: Its numbers are dates.
+        """
+        numbers = cells.numbers()[~cells.missing]
+        if _are_dates(numbers):
+            raise cells.date_error(f"{numbers[0]:.0f}")
+        missing = bool(cells.missing.sum() >= _FEWEST_ROWS)
+        span = float(numbers.min()), float(numbers.max())
+        return cls(cells.name, float(np.median(numbers)), missing, *span, _could_count_rows(numbers))
+
+    @property
+    def features(self) -> list[str]:
+        """Their names."""
+        return [self.name, *[f"{self.name} missing"] * self.indicator]
+
+    @property
+    def told(self) -> str:
+        """What became of the column."""
+        hint = "; whole and never the same: a number of the row? then --drop it"
+        return "number" + ", some missing" * self.indicator + hint * self.counts
+
+    def encode(self, cells: Cells, encoded: Encoded) -> Matrix:
+        """Features ``(rows, 1 or 2)``."""
+        values = np.where(cells.missing, self.median, cells.numbers())
+        span = self.highest - self.lowest
+        _note(encoded.far, self.name, (values < self.lowest - span) | (values > self.highest + span))
+        if not self.indicator:
+            _note(encoded.filled, self.name, cells.missing)
+        return np.column_stack([values, cells.missing]) if self.indicator else values[:, None]
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """A column of names; one feature for each of the frequent ones, one for all others, one for missing cells.
+
+    Args:
+        name: of the column.
+        categories: names with a feature of their own, the most frequent first.
+        other: whether training had others.
+        indicator: whether training had missing cells.
+        rare: the others, unless there were too many to remember.
+    """
+
+    name: str
+    categories: tuple[str, ...]
+    other: bool
+    indicator: bool
+    rare: tuple[str, ...] | None = None
+
+    @classmethod
+    def learn(cls, cells: Cells) -> Categorical:
+        """Look at the training column."""
+        counts = cells.categories()[~cells.missing].value_counts()
+        names = tuple(map(str, counts.index))
+        frequent = min(int((counts >= _FEWEST_ROWS).sum()), _MOST_CATEGORIES)
+        missing = bool(cells.missing.sum() >= _FEWEST_ROWS)
+        rare = names[frequent:] if len(names) <= _MOST_REMEMBERED else None
+        return cls(cells.name, names[:frequent], frequent < len(names), missing, rare)
+
+    @property
+    def features(self) -> list[str]:
+        """Their names."""
+        names = [f"{self.name} = {category}" for category in self.categories]
+        return names + [f"{self.name} other"] * self.other + [f"{self.name} missing"] * self.indicator
+
+    @property
+    def told(self) -> str:
+        """What became of the column."""
+        count = len(self.categories)
+        others = " and others" * self.other + ", some missing" * self.indicator
+        return f"{count} {'category' if count == 1 else 'categories'}{others}"
+
+    def encode(self, cells: Cells, encoded: Encoded) -> Matrix:
+        """Features ``(rows, n)``, of which at most one in a row is 1."""
+        names = pd.Index(cells.categories())
+        codes = pd.Index(self.categories).get_indexer(names)
+        is_other = (codes < 0) & ~cells.missing
+        one_hot = np.zeros((len(codes), len(self.features)))
+        (known,) = np.nonzero(codes >= 0)
+        one_hot[known, codes[known]] = 1
+        if self.other:
+            one_hot[is_other, len(self.categories)] = 1
+        if self.rare is not None:
+            _note(encoded.unseen, self.name, is_other & ~names.isin(self.rare))
+        if self.indicator:
+            one_hot[cells.missing, -1] = 1
+        else:
+            _note(encoded.filled, self.name, cells.missing)
+        return one_hot
+
+
+@dataclass(frozen=True)
+class TableEncoder:
+    """Turns the columns of a table into numbers, the same way every time.
+
+    Args:
+        columns: those in use, in the order of their features.
+        dropped: the others of the training table, and why.
+        missing: ``"impute"`` fills missing cells, ``"error"`` refuses them.
+
+    Example:
+        >>> table = pd.DataFrame({"size": [1, 2, 3, None, 5, 6], "kind": ["a", "b"] * 3, "unit": ["m"] * 6})
+        >>> encoder = TableEncoder.learn(table)
+        >>> encoder.features
+        ['size', 'kind = a', 'kind = b']
+        >>> encoder.dropped
+        {'unit': "is 'm' in every row"}
+        >>> encoder.encode(pd.DataFrame({"kind": ["b", "c"], "size": [7.0, None]})).X
+        array([[7., 0., 1.],
+               [3., 0., 0.]])
+    """
+
+    columns: tuple[Numeric | Categorical, ...]
+    dropped: Mapping[str, str]
+    missing: Missing = "impute"
+
+    @classmethod
+    def learn(
+        cls,
+        frame: pd.DataFrame,
+        *,
+        missing: Missing = "impute",
+        categorical: Iterable[str] = (),
+        drop: Iterable[str] = (),
+    ) -> Self:
+        """Decide what each column of the training table is.
+
+        A column is numeric if all its cells are numbers or missing, else categorical. Constant columns, copies of
+        earlier ones, and names of which hardly one occurs twice are left out.
+
+        Args:
+            frame: the features of the training table.
+            missing: see the class.
+            categorical: columns of numbers, or of dates, to be taken as names.
+            drop: columns to leave out.
+
+        Raises:
+            CellError: A column is of dates, has words among its numbers, or an infinite number.
+        """
+        frame = frame.set_axis(frame.columns.map(str), axis="columns")
+        drop, categorical = set(drop), set(categorical)
+        columns: list[Numeric | Categorical] = []
+        dropped: dict[str, str] = {}
+        seen: dict[bytes, str] = {}
+        for name in map(str, frame):
+            if name in drop:
+                dropped[name] = "as asked"
+                continue
+            cells = Cells.of(frame[name])
+            if missing == "error":
+                _refuse_missing(cells)
+            reason = _constant(cells) or _copy(cells, name in categorical, seen)
+            column: Numeric | Categorical | None = None
+            if reason is None:
+                column = _column(cells, name in categorical)
+                if isinstance(column, Categorical) and not column.categories:
+                    reason = "hardly a text in it occurs twice, as in a column of names or numbers of the rows"
+            if reason is not None:
+                dropped[name] = reason
+            elif column is not None:
+                columns.append(column)
+        return cls(tuple(columns), dropped, missing)
+
+    @property
+    def features(self) -> list[str]:
+        """Names of the features, as many as the matrix has columns."""
+        return [feature for column in self.columns for feature in column.features]
+
+    def encode(self, frame: pd.DataFrame) -> Encoded:
+        """Features of each row; columns that were not in use are ignored, the order does not matter.
+
+        Raises:
+            DataError: A column is not there, or (as a :class:`CellError`) a cell is not what it should be.
+        """
+        frame = frame.set_axis(frame.columns.map(str), axis="columns")
+        self.check_columns(list(map(str, frame)))
+        encoded = Encoded(np.empty((len(frame), 0)))
+        blocks = []
+        for column in self.columns:
+            cells = Cells.of(frame[column.name])
+            if self.missing == "error":
+                _refuse_missing(cells)
+            blocks.append(column.encode(cells, encoded))
+        encoded.X = np.column_stack(blocks)
+        return encoded
+
+    def check_columns(self, names: Sequence[str]) -> None:
+        """Raise a DataError that names the columns in use which are not among these names."""
+        absent = [column.name for column in self.columns if column.name not in names]
+        if absent:
+            one = len(absent) == 1
+            hint = closest(absent[0], [name for name in names if name not in self.dropped]) if one else ""
+            listed = ", ".join(map(repr, absent))
+            raise DataError(f"the model needs the column{'s' * (not one)} {listed}, which this table lacks{hint}")
+
+    def described(self) -> dict[str, Any]:
+        """Everything, as JSON holds it."""
+        columns = [asdict(column) | {"kind": type(column).__name__.lower()} for column in self.columns]
+        return {"columns": columns, "dropped": dict(self.dropped), "missing": self.missing}
+
+    @classmethod
+    def from_description(cls, about: Mapping[str, Any]) -> Self:
+        """The encoder that :meth:`described` described."""
+        columns: list[Numeric | Categorical] = []
+        for described in about["columns"]:
+            parts = {name: value for name, value in described.items() if name != "kind"}
+            if described["kind"] == "numeric":
+                columns.append(Numeric(**parts))
+            else:
+                rare = parts.get("rare", None if parts["other"] else ())  # not in files of earlier versions
+                parts |= {"categories": tuple(parts["categories"]), "rare": None if rare is None else tuple(rare)}
+                columns.append(Categorical(**parts))
+        return cls(tuple(columns), dict(about["dropped"]), about["missing"])
+
+
+def _column(cells: Cells, is_categorical: bool) -> Numeric | Categorical:
+    if is_categorical:
+        return Categorical.learn(cells)
+    if not cells.words.any():
+        return Numeric.learn(cells)
+    cells.check_readable()
+    return Categorical.learn(cells)
+
+
+def _note(counts: Counter[str], name: str, cells: NDArray[np.bool_]) -> None:
+    if count := int(cells.sum()):
+        counts[name] += count
+
+
+def _are_dates(numbers: Matrix) -> bool:
+    """Whether all numbers are dates written as 20240131."""
+    if numbers.min() < 19000101 or numbers.max() > 21001231:
+        return False
+    dates = pd.to_datetime(pd.Series(numbers).astype("int64").astype("str"), format="%Y%m%d", errors="coerce")
+    return bool((numbers % 1 == 0).all() and dates.notna().all())
+
+
+def _could_count_rows(numbers: Matrix) -> bool:
+    """Whether the numbers are whole, all different, and of a range about as long as the table."""
+    rows = len(numbers)
+    close = rows >= _COUNTED_ROWS and np.ptp(numbers) < 2 * rows
+    return bool(close and (numbers % 1 == 0).all() and len(np.unique(numbers)) == rows)
+
+
+def _constant(cells: Cells) -> str | None:
+    """Why a column says nothing, if so."""
+    if cells.missing.all():
+        return "is empty"
+    if cells.missing.any() or cells.text.nunique() > 1:
+        return None
+    return f"is {str(cells.text.iloc[0])!r} in every row"
+
+
+def _copy(cells: Cells, is_categorical: bool, seen: dict[bytes, str]) -> str | None:
+    """Of which earlier column this one is a copy, if so."""
+    as_text = is_categorical or bool(cells.words.any())
+    content = "\0".join(cells.categories()).encode() if as_text else cells.values.tobytes()
+    first = seen.setdefault(content, cells.name)
+    return None if first == cells.name else f"is a copy of {first!r}"
+
+
+def _refuse_missing(cells: Cells) -> None:
+    if cells.missing.any():
+        row = int(cells.rows[np.flatnonzero(cells.missing)[0]])
+        raise CellError("missing value; fill it in, or fit with --missing impute", cells.name, row)

@@ -1,0 +1,262 @@
+"""A model of a table: columns of any kind in, a distribution of the target out, all in one file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from mpgelu.errors import DataError, InputError, closest
+from mpgelu.estimators import conformal
+from mpgelu.estimators.regressor import MPGELURegressor, from_description
+from mpgelu.predictive import Predictive
+from mpgelu.storage.arrays import read_arrays, write_arrays
+from mpgelu.tables.cells import Cells
+from mpgelu.tables.encoder import Encoded, Missing, TableEncoder
+from mpgelu.tables.evaluation import Evaluation
+
+OUTPUTS = ("mean", "stddev", "epistemic", "aleatoric", "lower", "upper")
+FEWEST_ROWS = 10
+_ROWS_AT_ONCE = 256
+_NODES = 8  # of each network's part of the mixture: intervals to 1e-4 standard deviations, a third of the time of 32
+_TOLERANCE = 1e-5  # probability by which the ends of an interval may be off
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class TableModel:
+    """A regressor together with what the columns of its table mean.
+
+    Args:
+        target: name of the column that is predicted.
+        encoder: turns the other columns into numbers.
+        regressor: fitted on these.
+        rows: how many it was fitted on.
+
+    Example:
+        >>> from sklearn.datasets import load_diabetes
+        >>> table = load_diabetes(as_frame=True, scaled=False).frame
+        >>> table["sex"] = table["sex"].map({1: "a", 2: "b"})
+        >>> model = TableModel.fit(table[:400], "target", steps=100, random_state=0)
+        >>> list(model.predict(table[400:], level=0.9))
+        ['mean', 'stddev', 'epistemic', 'aleatoric', 'lower', 'upper']
+    """
+
+    target: str
+    encoder: TableEncoder
+    regressor: MPGELURegressor
+    rows: int
+
+    @classmethod
+    def fit(
+        cls,
+        frame: pd.DataFrame,
+        target: str,
+        *,
+        missing: Missing = "impute",
+        categorical: Iterable[str] = (),
+        drop: Iterable[str] = (),
+        calibrate: float = 0.0,
+        **settings: Any,
+    ) -> Self:
+        """Learn to predict one column of a table from the others.
+
+        Args:
+            frame: the table; rows without a target are left out.
+            target: name of the column to predict.
+            missing: ``"impute"`` fills missing cells, ``"error"`` refuses them.
+            categorical: columns of numbers to be taken as names.
+            drop: columns to leave out.
+            calibrate: share of the rows kept from training to calibrate the intervals on, as
+                :meth:`MPGELURegressor.calibrate` does.
+            settings: of :class:`MPGELURegressor`.
+        """
+        encoder = prepare(frame, target, missing=missing, categorical=categorical, drop=drop)
+        return cls.train(frame, target, encoder, calibrate=calibrate, **settings)
+
+    @classmethod
+    def train(
+        cls, frame: pd.DataFrame, target: str, encoder: TableEncoder, *, calibrate: float = 0.0, **settings: Any
+    ) -> Self:
+        """As :meth:`fit`, with columns that have been looked at already.
+
+        Args:
+            frame: the table.
+            target: name of the column to predict.
+            encoder: of :func:`prepare`.
+            calibrate: as in :meth:`fit`.
+            settings: as in :meth:`fit`.
+        """
+        frame, y = rows_with_target(frame, target)
+        X = encoder.encode(frame).X
+        held, kept = split("calibrate", len(y), calibrate, settings.get("random_state"))
+        regressor = MPGELURegressor(**settings).fit(X[kept], y[kept])
+        if len(held):
+            regressor.calibrate(X[held], y[held])
+        return cls(target, encoder, regressor, len(kept))
+
+    def predict(self, rows: pd.DataFrame | Encoded, level: float = 0.9) -> pd.DataFrame:
+        """The columns :data:`OUTPUTS`, of standard deviations and the ends of an interval, for each row.
+
+        Args:
+            rows: a table with the columns of the training table, or that table encoded.
+            level: probability of the interval, strictly between 0 and 1.
+        """
+        X = (self.encoder.encode(rows) if isinstance(rows, pd.DataFrame) else rows).X
+        parts = []
+        for p, _ in self._distributions(X):
+            moments = (p.mean, p.stddev, p.epistemic_variance.sqrt(), p.aleatoric_variance.sqrt())
+            parts.append(np.stack([*moments, *self.interval(p, level)], 1))
+        index = rows.index if isinstance(rows, pd.DataFrame) else None
+        return pd.DataFrame(np.concatenate(parts), columns=list(OUTPUTS), index=index)
+
+    def evaluate(self, rows: Encoded, actual: Array, level: float = 0.9) -> Evaluation:
+        """Predictions beside what came true.
+
+        Args:
+            rows: encoded.
+            actual: their targets.
+            level: probability of the intervals.
+        """
+        parts = [Evaluation.of(actual[at], p, *self.interval(p, level)) for p, at in self._distributions(rows.X)]
+        return Evaluation.concatenate(parts)
+
+    def average(self, actual: Array, level: float = 0.9) -> Evaluation:
+        """Predicting the average of the training targets for all rows, to compare with."""
+        ensemble = self.regressor.ensemble_
+        return Evaluation.of_average(actual, float(ensemble.target_mean), float(ensemble.target_scale), level)
+
+    def interval(self, distribution: Predictive, level: float) -> tuple[Array, Array]:
+        """Ends of the interval that holds the target with probability ``level``, conformal after calibration."""
+        if not 0 < level < 1:
+            raise InputError(f"level must lie strictly between 0 and 1, got {level}; 90 % is 0.9")
+        scores = self.regressor.calibration_scores_
+        if scores is None:
+            lower, upper = distribution.interval(level, _TOLERANCE)
+            return lower.numpy(), upper.numpy()
+        width = conformal.quantile(scores, level) * distribution.stddev.numpy()
+        mean = distribution.mean.numpy()
+        return mean - width, mean + width
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything to one file, for :func:`mpgelu.load`.
+
+        Args:
+            path: of the file.
+        """
+        arrays, about = self.regressor.described()
+        table = {
+            "target": self.target,
+            "rows": self.rows,
+            "encoder": self.encoder.described(),
+            "version": version("mpgelu"),
+        }
+        write_arrays(Path(path), "model", arrays, about | {"table": table})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            DataError: The file is missing, altered, or not the model of a table.
+        """
+        model = load(path)
+        if not isinstance(model, cls):
+            raise DataError(f"{path} is a model of plain numbers, not of a table; read it with mpgelu.load")
+        return model
+
+    def _distributions(self, X: Array) -> Iterator[tuple[Predictive, slice]]:
+        """A few rows at a time, whose numbers stay in the processor's cache."""
+        with torch.no_grad():
+            for start in range(0, len(X), _ROWS_AT_ONCE):
+                rows = slice(start, start + _ROWS_AT_ONCE)
+                yield self.regressor.ensemble_(torch.as_tensor(X[rows]), None, _NODES), rows
+
+
+def load(path: str | os.PathLike[str]) -> Any:
+    """Read a model from the file that its ``save`` wrote; its predictions are bit-identical.
+
+    Nothing in the file is executed. The networks that ``warm_start`` would go on from are not part of it.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        What was saved: an :class:`MPGELURegressor`, or a :class:`TableModel`, which ``mpgelu fit`` writes.
+
+    Raises:
+        DataError: The file is missing, not a model, truncated, altered, or from a newer version of this library.
+    """
+    arrays, about = read_arrays(Path(path), "model")
+    regressor = from_description(arrays, about)
+    if "table" not in about:
+        return regressor
+    table = about["table"]
+    return TableModel(table["target"], TableEncoder.from_description(table["encoder"]), regressor, table["rows"])
+
+
+def prepare(
+    frame: pd.DataFrame, target: str, *, missing: Missing, categorical: Iterable[str], drop: Iterable[str]
+) -> TableEncoder:
+    """Look at a training table before any training: what each column is, or what is wrong.
+
+    Raises:
+        DataError: The table lacks a column that is named, or cannot be learned from.
+    """
+    names = list(map(str, frame))
+    for name in (target, *categorical, *drop):
+        check_column(name, names)
+    if target in drop:
+        raise InputError(f"--drop: {target!r} is the target")
+    frame, y = rows_with_target(frame, target)
+    if len(y) < FEWEST_ROWS:
+        raise DataError(f"{len(y)} row{'s' * (len(y) != 1)} with a target; a model needs at least {FEWEST_ROWS}")
+    if np.ptp(y) == 0:
+        raise DataError(f"the target {target!r} is {y[0]:g} in every row; there is nothing to predict")
+    if len(names) == 1:
+        raise DataError(f"no column beside the target {target!r}; a model needs something to predict from")
+    encoder = TableEncoder.learn(frame.drop(columns=target), missing=missing, categorical=categorical, drop=drop)
+    if not encoder.columns:
+        reasons = "; ".join(f"{name!r} {reason}" for name, reason in encoder.dropped.items())
+        raise DataError(f"no column is left to predict from: {reasons}")
+    return encoder
+
+
+def check_column(name: str, names: list[str]) -> None:
+    """Raise a DataError that suggests another name if this one is not there."""
+    if name not in names:
+        shown = ", ".join(names[:10]) + ", ..." * (len(names) > 10)
+        raise DataError(f"there is no column {name!r}{closest(name, names) or f'; the columns are {shown}'}")
+
+
+def rows_with_target(frame: pd.DataFrame, target: str) -> tuple[pd.DataFrame, Array]:
+    """The rows whose target is known, and the targets.
+
+    Raises:
+        CellError: A target is not a finite number.
+    """
+    frame = frame.set_axis(frame.columns.map(str), axis="columns")
+    check_column(target, list(map(str, frame)))
+    cells = Cells.of(frame[target])
+    return frame[~cells.missing], cells.numbers()[~cells.missing]
+
+
+def split(option: str, rows: int, share: float, seed: object) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Row numbers of a random share, and of the rest; ``option`` is what the share is called in an error."""
+    held = round(rows * share)
+    if not 0 <= share < 1 or (share and not FEWEST_ROWS <= held <= rows - FEWEST_ROWS):
+        raise InputError(
+            f"{option}: must be a share of the rows that leaves at least {FEWEST_ROWS} on both sides, "
+            f"got {share:g}, which is {held} of {rows}"
+        )
+    order = np.random.default_rng(seed if isinstance(seed, int) else 0).permutation(rows)
+    return np.sort(order[:held]), np.sort(order[held:])

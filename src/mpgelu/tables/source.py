@@ -1,0 +1,196 @@
+"""Reading a CSV or Parquet table, from a file or standard input, a part at a time."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader, BytesIO
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mpgelu.errors import DataError
+from mpgelu.tables.cells import CellError
+
+ROWS_AT_ONCE = 8192
+_PARQUET, _GZIP, _ZIP = b"PAR1", b"\x1f\x8b", b"PK\x03\x04"
+_DELIMITERS = (";", "\t", "|", ",")
+_HEADER_BYTES = 4096
+
+
+class Source:
+    """A table that is read in parts of bounded size; errors name the file, the column and the line.
+
+    What a file is, is told by its first bytes: Parquet, gzip, or else CSV in UTF-8 with a header line.
+
+    Args:
+        path: of the file; ``"-"`` is standard input.
+        delimiter: between the cells of a CSV file.
+    """
+
+    def __init__(self, path: str | Path, delimiter: str = ",") -> None:
+        self.path = Path(path)
+        self.is_standard_input = str(path) == "-"
+        self.name = "standard input" if self.is_standard_input else str(path)
+        self.delimiter = delimiter
+        self.fraction_read: float | None = None  # None while unknown
+
+    def read(self) -> pd.DataFrame:
+        """The whole table."""
+        return pd.concat(list(self.frames()))
+
+    def frames(self, rows: int = ROWS_AT_ONCE) -> Iterator[pd.DataFrame]:
+        """Parts of the table, one at least; the index counts rows from 0.
+
+        Cells of a CSV file stay the text they are; a line with too few has empty ones at its end. Columns of a Parquet
+        file keep their type.
+
+        Raises:
+            DataError: The file cannot be read, has no rows, or has a bad header or line.
+        """
+        with self.located(), self._opened() as stream:
+            start = _peek(stream)
+            if start.startswith(_ZIP):
+                raise DataError(f"{self.name} is a zip or spreadsheet file; save the table as CSV or Parquet")
+            is_parquet = start.startswith(_PARQUET)
+            parts = self._parquet(stream, rows) if is_parquet else self._csv(stream, start.startswith(_GZIP), rows)
+            empty = True
+            for part in parts:
+                if len(part):
+                    empty = False
+                    yield part
+            if empty:
+                raise DataError(f"{self.name} has no rows below its header" if start else f"{self.name} is empty")
+
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """Say of an error in a cell which file and line it is in."""
+        try:
+            yield
+        except CellError as error:
+            at = "" if error.row is None else f", {self._place(error.row)}"
+            raise DataError(f"{self.name}, column {error.column!r}{at}: {error.problem}") from error
+
+    def _place(self, row: int) -> str:
+        if self.is_standard_input:
+            return f"row {row + 1}"
+        return place_of_row(self.path, row)
+
+    @contextmanager
+    def _opened(self) -> Iterator[BufferedReader]:
+        if self.is_standard_input:
+            yield sys.stdin.buffer  # type: ignore[misc]  # typed as any binary stream
+            return
+        if not self.path.exists():
+            raise DataError(f"there is no file {self.name}; correct the path")
+        try:
+            with self.path.open("rb") as stream:
+                yield stream
+        except OSError as error:
+            raise DataError(f"cannot read {self.name}: {error.strerror or error}") from error
+
+    def _csv(self, stream: BufferedReader, is_compressed: bool, rows: int) -> Iterator[pd.DataFrame]:
+        content: IO[bytes] = gzip.GzipFile(fileobj=stream) if is_compressed else stream  # type: ignore[assignment]
+        size = None if self.is_standard_input else self.path.stat().st_size
+        start, header = b"", list[str]()
+        try:
+            start = content.peek(_HEADER_BYTES)[:_HEADER_BYTES]  # type: ignore[attr-defined]
+            # Without a header for pandas, the first line fixes the number of cells, and nothing is renamed.
+            reader = pd.read_csv(
+                content,
+                header=None,
+                sep=self.delimiter,
+                dtype=str,
+                keep_default_na=False,
+                skipinitialspace=True,
+                chunksize=rows,
+                encoding="utf-8-sig",
+            )
+            for part in reader:
+                if not header:
+                    header = [str(name).strip() for name in part.iloc[0]]
+                    self._check_header(header)
+                    part = part.iloc[1:]
+                part = part.set_axis(header, axis="columns").set_axis(part.index - 1, axis="index")
+                self.fraction_read = stream.tell() / size if size else None
+                yield part
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{self.name} is neither Parquet nor text in UTF-8; text in another encoding can be converted, "
+                "for example with iconv -f latin1 -t utf-8"
+            ) from error
+        except pd.errors.EmptyDataError as error:
+            raise DataError(f"{self.name} is empty") from error
+        except (ValueError, EOFError, OSError, zlib.error) as error:
+            self._check_delimiter(start.decode("utf-8-sig", errors="replace"))
+            raise DataError(f"cannot read {self.name}: {_reason(error)}") from error
+
+    def _parquet(self, stream: BufferedReader, rows: int) -> Iterator[pd.DataFrame]:
+        try:
+            file = pq.ParquetFile(BytesIO(stream.read()) if self.is_standard_input else stream)
+            total, start = file.metadata.num_rows, 0
+            for batch in file.iter_batches(rows):
+                part = batch.to_pandas(types_mapper=pd.ArrowDtype, ignore_metadata=True)
+                part = part.loc[:, [name for name in part if not str(name).startswith("__index_level_")]]
+                part.index = pd.RangeIndex(start, start + len(part))
+                start += len(part)
+                self.fraction_read = start / total
+                self._check_names(list(map(str, part)))
+                yield part
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"cannot read {self.name}: {_reason(error)}") from error
+
+    def _check_header(self, header: list[str]) -> None:
+        """Refuse what is not a line of column names."""
+        if len(header) == 1:
+            self._check_delimiter(header[0])
+        self._check_names(header)
+        if all(pd.notna(pd.to_numeric(pd.Series(header), errors="coerce"))):
+            raise DataError(f"{self.name} begins with numbers, {header[:3]}; add a first line with the columns' names")
+
+    def _check_delimiter(self, text: str) -> None:
+        """Refuse a first line that another delimiter would divide."""
+        header = next(iter(text.splitlines()), "")
+        for delimiter in _DELIMITERS:
+            if delimiter in header and self.delimiter not in header:
+                shown = "tab" if delimiter == "\t" else delimiter
+                raise DataError(
+                    f"{self.name} has one column, {header[:100]!r}; its delimiter looks like {shown!r}: "
+                    f"give --delimiter {shown!r}"
+                )
+
+    def _check_names(self, names: list[str]) -> None:
+        if "" in names:
+            raise DataError(
+                f"{self.name}: column {names.index('') + 1} has no name in the first line; name it, or leave it out"
+            )
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise DataError(f"{self.name} has more than one column {twice[0]!r}; give every column a name of its own")
+
+
+def _peek(stream: BufferedReader) -> bytes:
+    return stream.peek(4)[:4]
+
+
+def _reason(error: Exception) -> str:
+    """The words of another library, on one line."""
+    words = " ".join(str(error).split())
+    return words.removeprefix("Error tokenizing data. C error: ") or type(error).__name__
+
+
+def place_of_row(path: Path, row: int) -> str:
+    """Return where a row stands in its file, counting from 1; CSV files may hold blank lines."""
+    if path.suffix.lower() != ".csv":
+        return f"row {row + 1}"
+    with path.open(encoding="utf-8-sig", newline="") as stream:
+        reader = csv.reader(stream)
+        lines = (reader.line_num for record in reader if len(record) > 1 or "".join(record).strip())
+        return f"line {next(islice(lines, row + 1, None))}"

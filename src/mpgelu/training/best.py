@@ -1,0 +1,57 @@
+"""The best state of each model so far."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Best:
+    """The state of each model at its best validation loss."""
+
+    def __init__(self, network: nn.Module, models: torch.Size, likelihood: nn.Module | None) -> None:
+        self.network = network
+        self.parameters = [*network.parameters(), *(likelihood.parameters() if likelihood is not None else ())]
+        self.models = models
+        device = self.parameters[0].device
+        self.loss = torch.full(models, torch.inf, device=device)
+        self.epoch = torch.zeros(models, dtype=torch.long, device=device)
+        self.seen: list[Tensor] = []
+        self.state: list[Tensor] = []
+
+    def see(self, losses: Tensor) -> None:
+        """Take note of the validation losses after an epoch, and of the models that improved."""
+        better = losses < self.loss  # false for a non-finite loss
+        self.loss = torch.where(better, losses, self.loss)
+        self.epoch = torch.where(better, len(self.seen), self.epoch)
+        self.seen.append(losses)
+        kept = self.state or [p.detach().clone() for p in self.parameters]
+        self.state = [
+            torch.where(better.reshape((*self.models, *[1] * (p.dim() - len(self.models)))), p.detach(), old)
+            for p, old in zip(self.parameters, kept, strict=True)
+        ]
+
+    @property
+    def epochs_without_improvement(self) -> int:
+        """Epochs since the last improvement of any model."""
+        return len(self.seen) - 1 - int(self.epoch.max()) if self.seen else 0
+
+    def arrays(self) -> dict[str, Tensor]:
+        """What has been seen, as tensors."""
+        if not self.seen:
+            return {}
+        kept = {f"best_{position}": tensor for position, tensor in enumerate(self.state)}
+        return kept | {"best_loss": self.loss, "best_epoch": self.epoch, "best_seen": torch.stack(self.seen)}
+
+    def load(self, arrays: dict[str, Tensor]) -> None:
+        """Take up what :meth:`arrays` gave."""
+        if "best_seen" in arrays:
+            self.seen = list(arrays["best_seen"])
+            self.loss, self.epoch = arrays["best_loss"], arrays["best_epoch"]
+            self.state = [arrays[f"best_{position}"] for position in range(len(self.parameters))]
+
+    def restore(self) -> None:
+        """Put the best state back; nothing to do without validation data."""
+        with torch.no_grad():
+            for p, state in zip(self.parameters, self.state, strict=bool(self.state)):
+                p.copy_(state)

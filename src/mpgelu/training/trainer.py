@@ -1,0 +1,155 @@
+"""Steps of the optimiser, with each model kept finite on its own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mpgelu.errors import InputError, TrainingError
+
+_MOST_RECOVERIES = 20
+_SNAPSHOT_EVERY = 20  # steps between two copies of the last good state
+
+Optimizers = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+Schedulers = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+
+
+class RecoveryWarning(UserWarning):
+    """The loss became non-finite and training went on from the last good state with a smaller step."""
+
+
+class Likelihood(Protocol):
+    """What training needs of a likelihood."""
+
+    def expected_log_prob(self, moments: Any, y: Tensor) -> Tensor:
+        """Expected log-likelihood of each target, in closed form."""
+
+
+class Trainer:
+    """Steps of the optimiser, with each model kept finite on its own."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        likelihood: Likelihood,
+        models: torch.Size,
+        losses: Callable[..., Tensor],
+        optimizer: Optimizers | None,
+        scheduler: Schedulers | None,
+        penalty: Callable[[], Tensor] | None,
+        clip: float | None,
+    ) -> None:
+        self.parameters = [p for p in network.parameters() if p.requires_grad]
+        if not self.parameters:
+            raise InputError("fit: the network has no parameters to train; all of them are frozen, or there are none")
+        noise = likelihood.parameters() if isinstance(likelihood, nn.Module) else ()
+        self.shared = [p for p in noise if p.requires_grad]
+        make = optimizer or (lambda parameters: torch.optim.Adam(parameters, lr=1e-2))
+        self.optimizer = make([*self.parameters, *self.shared])
+        self.scheduler = scheduler(self.optimizer) if scheduler else None
+        self.models, self.losses, self.penalty, self.clip = models, losses, penalty, clip
+        self.device = self.parameters[0].device
+        self.step_scale = torch.ones(models, device=self.device)
+        self.good = torch.ones(models, dtype=torch.bool, device=self.device)
+        self.recoveries: list[str] = []
+        self.steps = 0
+        self.losses_seen = torch.zeros(models, device=self.device)
+        self._snapshot = [p.detach().clone() for p in self.parameters]
+
+    def epoch(self, batches: Iterator[tuple[Tensor, ...]]) -> Tensor:
+        """Train on every batch; the mean loss of each model."""
+        total, count = torch.zeros(self.models, device=self.device), 0
+        for batch in batches:
+            total, count = total + self.step(*batch), count + 1
+        return total / count
+
+    def step(self, *batch: Tensor) -> Tensor:
+        """One step of the optimiser, undone for the models that have become non-finite; the losses before it."""
+        snapshot_due = self.steps % _SNAPSHOT_EVERY == 0
+        damped = bool((self.step_scale < 1).any())
+        before = [p.detach().clone() for p in self.parameters] if snapshot_due or damped else []
+        self.optimizer.step(lambda: self._backward(batch))
+        if self.scheduler:
+            self.scheduler.step()
+        if damped:
+            self._blend(before, self.step_scale)
+        if not self.good.all():
+            self._recover()
+        elif snapshot_due:
+            self._snapshot = before
+        self.steps += 1
+        return self.losses_seen
+
+    def finish(self, *batch: Tensor) -> None:
+        """Undo a last step that went wrong: its loss is not seen by any further step."""
+        with torch.no_grad():
+            self.good = torch.isfinite(self.losses(*batch))
+        if not self.good.all():
+            self._recover()
+
+    def _backward(self, batch: tuple[Tensor, ...]) -> float:
+        """Total loss, with clipped gradients left on the parameters; those of a non-finite model are zero."""
+        self.optimizer.zero_grad()
+        losses = self.losses(*batch)
+        if self.penalty is not None:
+            losses = losses + self.penalty()
+        losses.sum().backward()  # type: ignore[no-untyped-call]
+        norms = torch.linalg.vector_norm(torch.stack([self._norm(p) for p in self.parameters]), dim=0)
+        self.good = torch.isfinite(losses.detach()) & torch.isfinite(norms)
+        if self.clip is not None:
+            self._scale_gradients((self.clip / (norms + 1e-12)).clamp_max(1))
+        if not self.good.all():
+            for p in self.parameters:
+                p.grad = torch.where(self._align(self.good, p), _gradient(p), 0)
+            for p in self.shared:
+                p.grad = torch.zeros_like(p)
+        self.losses_seen = torch.where(self.good, losses.detach(), torch.nan)
+        return float(torch.where(self.good, self.losses_seen, 0).sum())
+
+    def _recover(self) -> None:
+        bad = ~self.good
+        self.step_scale = torch.where(bad, self.step_scale / 2, self.step_scale)
+        with torch.no_grad():
+            for p, snapshot in zip(self.parameters, self._snapshot, strict=True):
+                p.copy_(torch.where(self._align(bad, p), snapshot, p))
+        which = f" of {int(bad.sum())} of {bad.numel()} models" if self.models else ""
+        message = (
+            f"fit: step {self.steps}: the loss{which} became non-finite; "
+            "went back to the last good state and halved the step"
+        )
+        self.recoveries.append(message)
+        if len(self.recoveries) > _MOST_RECOVERIES:
+            raise TrainingError(
+                f"fit: the loss became non-finite {len(self.recoveries)} times, last at step {self.steps}; "
+                "lower the learning rate, clip the gradients (clip=10) or check the data for extreme values"
+            )
+        warnings.warn(message, RecoveryWarning, stacklevel=5)
+
+    def _blend(self, start: list[Tensor], scale: Tensor) -> None:
+        with torch.no_grad():
+            for p, before in zip(self.parameters, start, strict=True):
+                p.copy_(torch.lerp(before, p, self._align(scale, p).to(p)))
+
+    def _scale_gradients(self, scale: Tensor) -> None:
+        for p in self.parameters:
+            _gradient(p).mul_(self._align(scale, p).to(p))
+
+    def _norm(self, p: nn.Parameter) -> Tensor:
+        """Norm of the gradient of each model, ``(*models,)``."""
+        gradient = _gradient(p).reshape(*self.models, -1)
+        norm: Tensor = torch.linalg.vector_norm(gradient, dim=-1, dtype=torch.float64)
+        return norm
+
+    def _align(self, per_model: Tensor, p: Tensor) -> Tensor:
+        """A value for each model, shaped to broadcast against a parameter."""
+        return per_model.reshape((*self.models, *[1] * (p.dim() - len(self.models))))
+
+
+def _gradient(p: nn.Parameter) -> Tensor:
+    if p.grad is None:
+        raise TrainingError("fit: a parameter of the network takes no part in the loss; freeze it or remove it")
+    return p.grad

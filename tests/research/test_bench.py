@@ -1,0 +1,86 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from mpgelu import FactoredMoments, InputError, native, paper_network
+from mpgelu.cli import app
+from mpgelu.moments import FullMoments
+from mpgelu.research.bench import report
+from mpgelu.research.bench.baselines import exact_by_hand, paper_relu
+from mpgelu.research.bench.measure import in_turns, special_functions
+
+
+def test_the_hand_written_baselines_compute_the_same() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(50, 9, dtype=torch.float64)
+    mpgelu, relu = (paper_network(name, 9, 2, 0.05, 12).double() for name in ("mpgelu", "relu"))
+    for network, baseline, atol in ((mpgelu, exact_by_hand, 1e-12), (relu, paper_relu, 1e-6)):
+        mean, covariance = baseline(network, x, 16)
+        wanted = network(FullMoments.certain(x))
+        torch.testing.assert_close(mean, wanted.mean, atol=atol, rtol=1e-6)
+        torch.testing.assert_close(covariance, wanted.covariance, atol=atol, rtol=1e-6)
+
+
+def test_turns_are_counted_after_the_warm_up() -> None:
+    calls: list[str] = []
+    timings = in_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=3)
+    assert calls == ["a", "b"] * 5
+    assert all(0 < t.best <= t.median <= t.p99 for t in timings.values())
+
+
+def test_special_functions_are_counted_by_element() -> None:
+    x = torch.rand(4, 5)
+    assert special_functions(lambda: (x.exp(), x.sqrt_(), torch.erfc(x[0]), x + 1)) == {
+        "erfc": 5,
+        "exp": 20,
+        "sqrt": 20,
+    }
+
+
+def test_factored_needs_as_many_special_functions_as_diagonal() -> None:
+    x, network = torch.randn(3, 9), paper_network("mpgelu", 9, 2, 0.05, 30)
+    with torch.no_grad(), native.disabled():
+        found = special_functions(lambda: network(FactoredMoments.certain(x)))
+    assert found == {"erfc": 3 * 60, "sqrt": 3 * 60}
+
+
+def test_smoke_run_writes_everything(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- bench:start -->\nold\n<!-- bench:end -->\nafter\n")
+    arguments = ["--quick", "--no-compiled", "--rounds", "1", "-o", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, ["bench", *arguments, "--json", str(tmp_path / "b.json"), "--readme", str(readme)])
+    assert result.exit_code == 0, result.output
+    results = json.loads((tmp_path / "b.json").read_text())
+    assert {"environment", "inference", "training", "models", "latency", "growth", "counts"} <= set(results)
+    plain, converted = results["conversion"]
+    assert converted["times faster"] == pytest.approx(plain["ms"] / converted["ms"])
+    assert 0 < converted["stddev error"] <= converted["stddev error, worst row"] < 0.5
+    for name in ("inference", "training", "latency", "growth", "counts"):
+        assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    text = readme.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert "| MP-GELU exact (factored) |" in text
+
+
+def test_targets_are_ratios_of_one_run() -> None:
+    rows = [
+        {"method": "ReLU full as in the paper", "width": 20, "ms": 130.0},
+        {"method": "MP-GELU exact (factored)", "width": 20, "ms": 10.0},
+        {"method": "MC dropout, 50 samples", "width": 20, "ms": 100.0},
+    ]
+    met = {row["ratio"]: (row["measured"], row["met"]) for row in report.targets({"inference": rows})}
+    assert met["exact faster than full ReLU as in the paper, n = 20"] == ("13.00x", "yes")
+    assert met["exact faster than MC dropout with 50 samples, n = 20"] == ("10.00x", "no")
+
+
+def test_a_readme_without_marks_is_refused(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("nothing here")
+    environment = {"environment": report.environment(threads=1)}
+    with pytest.raises(InputError, match=r"README.md has no marks <!-- bench:start -->"):
+        report.update_readme({"inference": [], "rows": 1, "features": 1, "rounds": 1} | environment, readme)
