@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import platform
+import tempfile
 import threading
 from pathlib import Path
 
 from mpgelu.errors import DataError, InputError
+
+_HOST = platform.node() or "localhost"  # folders may be shared by computers, whose processes have the same numbers
 
 
 def write_between(path: Path, name: str, text: str) -> None:
@@ -47,12 +52,13 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """
     content = content.encode() if isinstance(content, str) else content
     target = path.resolve()  # what a link points to is replaced, not the link
-    beside = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}")
+    beside = beside_its_place(target)
     try:
         if is_special(path):
             path.write_bytes(content)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(target.parent, glob.escape(target.name))
         try:
             with beside.open("wb") as file:
                 file.write(content)
@@ -63,3 +69,63 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             beside.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def beside_its_place(path: Path) -> Path:
+    """Hidden name beside a file, under which this thread may write it; :func:`remove_abandoned` knows whose it is."""
+    return path.with_name(f".{path.name}.{_HOST}.{os.getpid()}.{threading.get_ident()}")
+
+
+def remove_abandoned(folder: Path, pattern: str) -> None:
+    """Remove what killed processes of this computer left of files that they were writing.
+
+    Args:
+        folder: Where the files are.
+        pattern: Which files, as a pattern of names.
+    """
+    for beside in folder.glob(f".{pattern}.{glob.escape(_HOST)}.*.*"):
+        process, thread = beside.name.split(".")[-2:]
+        if process.isdigit() and thread.isdigit() and not _is_running(int(process)):
+            beside.unlink(missing_ok=True)
+
+
+def check_writable(path: Path, *inputs: str | Path) -> None:
+    """Find out before hours of work that a file cannot be written; makes its folder.
+
+    Args:
+        path: File that will be written.
+        inputs: Files that are read and must not be written over.
+
+    Raises:
+        DataError: It cannot be written.
+    """
+    if str(path) == "-":
+        raise DataError("cannot write this to standard output; give the name of a file")
+    if is_special(path):
+        return
+    if any(path.exists() and Path(other).exists() and path.samefile(other) for other in inputs):
+        raise DataError(f"cannot write {path}: it is read by the same command; choose another name")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror or error} (making {path.parent})") from error
+    if path.is_dir():
+        raise DataError(f"cannot write {path}: it is a folder; give the name of a file in it")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise DataError(
+            f"cannot write {path}: the folder {path.parent} cannot be written to "
+            f"({error.strerror or error}); choose another"
+        ) from error
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)  # sends nothing
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # of another user
+        return True
+    return True

@@ -1,0 +1,105 @@
+"""What JSON from a file must look like before anything is built from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mpgelu.errors import DataError
+
+_SHOWN = 60  # characters of a wrong value in a message
+
+
+@dataclass(frozen=True)
+class Optional:
+    """In a schema: a field that may be missing.
+
+    Args:
+        schema: What the field is where it is there.
+        null: Whether it may be ``null`` too.
+    """
+
+    schema: Any
+    null: bool = False
+
+
+def checked(value: Any, schema: Any, name: str) -> Any:
+    """Return a value from a file if it fits a schema.
+
+    A schema is a type (``object`` takes anything, ``float`` every finite number, ``int`` does not take ``true``), a
+    tuple of the allowed values, a list with the schema of every item, a mapping from field names to their schemas
+    (``str`` as a field name stands for any other name), or an :class:`Optional` of one of these. Fields that a mapping
+    does not name are refused.
+
+    Args:
+        value: What JSON held.
+        schema: What it should be.
+        name: What the value is, for errors.
+
+    Raises:
+        DataError: It does not fit; the message says where.
+
+    Example:
+        >>> checked({"kind": "a", "sizes": [1, 2]}, {"kind": ("a", "b"), "sizes": [int]}, "the model")
+        {'kind': 'a', 'sizes': [1, 2]}
+        >>> checked({"kind": "c", "sizes": []}, {"kind": ("a", "b"), "sizes": [int]}, "the model")
+        Traceback (most recent call last):
+        mpgelu.errors.DataError: 'kind' of the model must be 'a' or 'b', got 'c'
+    """
+    if isinstance(schema, Optional):
+        return value if schema.null and value is None else checked(value, schema.schema, name)
+    if isinstance(schema, tuple):
+        if not any(type(value) is type(choice) and value == choice for choice in schema):
+            raise _wrong(value, " or ".join(map(repr, schema)), name)
+    elif isinstance(schema, list):
+        for item in _of(list, value, name):
+            checked(item, schema[0], f"an item of {name}")
+    elif isinstance(schema, Mapping):
+        _check_fields(_of(dict, value, name), schema, name)
+    else:
+        _of(schema, value, name)
+    return value
+
+
+def _check_fields(value: Mapping[str, Any], schema: Mapping[Any, Any], name: str) -> None:
+    for field, wanted in schema.items():
+        if field is not str and field not in value and not isinstance(wanted, Optional):
+            raise DataError(f"{name} lacks {field!r}")
+    for field, part in value.items():
+        if field not in schema and str not in schema:
+            raise DataError(f"{name} has {_short(field)}, which this version does not know")
+        checked(part, schema[field if field in schema else str], f"{_short(field)} of {name}")
+
+
+def _of(wanted: type, value: Any, name: str) -> Any:
+    if wanted is float:
+        fits = type(value) is int or (type(value) is float and math.isfinite(value))
+    else:
+        kind = list if type(value) is tuple else type(value)  # a tuple is a list to JSON
+        fits = wanted in (object, kind)  # true is an int to Python, and not here
+    if not fits:
+        raise _wrong(value, _WORDS.get(wanted, wanted.__name__), name)
+    return value
+
+
+def _wrong(value: Any, wanted: str, name: str) -> DataError:
+    return DataError(f"{name} must be {wanted}, got {_short(value)}")
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, (list, dict)):
+        return f"a {'list' if isinstance(value, list) else 'mapping'} of {len(value)}"
+    text = repr(value[: 2 * _SHOWN] if isinstance(value, str) else value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+_WORDS = {
+    int: "a whole number",
+    float: "a finite number",
+    str: "a text",
+    bool: "true or false",
+    list: "a list",
+    dict: "fields",
+}
