@@ -31,11 +31,12 @@ from mpgelu.rules import (
     linear,
     mpgelu,
     multiply,
+    periodic,
     relu,
     scale,
     subtract_from,
 )
-from mpgelu.rules.activations import GELU, Rectifier, Sigmoid, SiLU, Softplus, Tanh
+from mpgelu.rules.activations import GELU, Rectifier, Sigmoid, SiLU, SmoothLimit, Softplus, Tanh
 from mpgelu.rules.elementwise import Activation
 
 Array = NDArray[np.float64]
@@ -48,6 +49,7 @@ FUNCTIONS: dict[Activation, Callable[[Any], Any]] = {  # in numpy
     SiLU(): lambda x: x * expit(x),
     Softplus(1.5): lambda x: np.logaddexp(0, 1.5 * x) / 1.5,
     GELU(): lambda x: x * ndtr(x),
+    SmoothLimit(2.5): lambda x: x / np.hypot(1, x / 2.5),
     Rectifier(SLOPE): lambda x: np.where(x > 0, x, SLOPE * x),
 }
 
@@ -127,13 +129,35 @@ def leaky_relu_reference(m: Array, c: Array, slope: float) -> Dense:
     return slope * m + bend * mean, slope**2 * c + slope * bend * (cross + cross.T) + bend**2 * rectified
 
 
+def periodic_reference(m: Array, c: Array, frequency: Array, phase: Array, weight: Array) -> Dense:
+    """Every pair of features by the trapezoidal rule in the plane, which converges exponentially for such functions."""
+    step = np.arange(-9, 9.001, 0.1)
+    points, density = product_rule((step, _pdf(step)), (step, _pdf(step)))
+    weights = density / density.sum()
+    n, (_, _, d) = len(m), weight.shape
+    mean, covariance = np.empty((n, 1 + d)), np.empty((n, 1 + d, n, 1 + d))
+    for i, j in itertools.combinations_with_replacement(range(n), 2):
+        first = math.sqrt(c[i, i])
+        slope = c[i, j] / first if first else 0.0
+        second = math.sqrt(max(c[j, j] - slope**2, 0)) if i != j else 0.0
+        x = np.stack([m[i] + first * points[:, 0], m[j] + slope * points[:, 0] + second * points[:, 1]], 1)
+        cosines = np.cos(2 * np.pi * (x[..., None] * frequency[[i, j]] + phase[[i, j]]))
+        values = np.concatenate([x[..., None], np.einsum("pnk,nkd->pnd", cosines, weight[[i, j]])], -1)
+        both, pair = weighted_moments(values.reshape(len(x), -1), weights)
+        mean[[i, j]] = both.reshape(2, 1 + d)
+        covariance[i, :, j] = pair[: 1 + d, 1 + d :]
+        covariance[j, :, i] = pair[: 1 + d, 1 + d :].T
+    return mean.ravel(), covariance.reshape(n * (1 + d), n * (1 + d))
+
+
 # Quadrature
 
 
 def function_marginal(function: Callable[[Any], Any], mean: float, variance: float) -> tuple[float, float, float]:
     """Mean, variance and gain of f(h), h ~ N(mean, variance), by adaptive quadrature on both sides of the kink at 0."""
     s = math.sqrt(variance)
-    ends = np.unique(np.clip([-14, -8, -4, -1, 1, 4, 8, 14, *((np.array([-4, 0, 4]) - mean) / s)], -14, 14))
+    bends = (np.array([-40, -10, -4, -1, 0, 1, 4, 10, 40]) - mean) / s
+    ends = np.unique(np.clip([-14, -8, -4, -1, 1, 4, 8, 14, *bends], -14, 14))
 
     def expectation(g: Callable[[float], float]) -> float:
         pieces = itertools.pairwise(ends)
@@ -299,6 +323,11 @@ def _random(*shapes: tuple[int, ...], positive: tuple[int, ...] = ()) -> tuple[T
     return tuple(value.square() + 0.1 if place in positive else value for place, value in enumerate(drawn))
 
 
+def _embedding(n: int) -> tuple[Tensor, ...]:
+    """Three cosines of each feature, combined into two outputs."""
+    return 0.3 * _normal(n, 3), _uniform(n, 3), _normal(n, 3, 2)
+
+
 RULES = [
     Rule("linear", linear, linear_reference, lambda n: _random((3, n), (3,)), outputs=3),
     Rule(
@@ -333,6 +362,7 @@ RULES = [
     Rule("subtract from a constant", subtract_from, lambda m, c, b: (b - m, c), lambda n: _random((n,))),
     Rule("batch_norm", batch_norm, batch_norm_reference, lambda n: _random((n,), (n,), (n,), (n,), positive=(1,))),
     Rule("layer_norm", layer_norm, layer_norm_reference, lambda n: _random((n,), (n,))),
+    Rule("periodic", periodic, periodic_reference, _embedding, outputs=12),
     Rule("flatten", lambda value: flatten(value, -1), lambda m, c: (m, c)),
     Rule("fork", fork, lambda m, c: (m, c)),
     Rule("concatenate one", concatenate, lambda m, c: (m, c)),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +13,20 @@ from torch import Tensor
 
 from mpgelu import DiagonalMoments, FactoredMoments, FullMoments, InputError
 from mpgelu.moments import Moments
-from mpgelu.rules import add, concatenate, dropout, flatten, fork, linear, mpgelu, scale, subtract_from
+from mpgelu.rules import (
+    add,
+    concatenate,
+    dropout,
+    elementwise,
+    flatten,
+    fork,
+    linear,
+    mpgelu,
+    relu,
+    scale,
+    subtract_from,
+)
+from mpgelu.rules.activations import Tanh
 from reference import MOMENTS, random_covariance
 
 N = 4
@@ -73,10 +88,98 @@ def test_a_fork_moves_the_residual_into_a_block_and_forbids_dense_matrices() -> 
     assert isinstance(shared, FactoredMoments)
 
 
-def test_without_a_fork_the_residual_of_two_branches_would_look_independent() -> None:
-    value = FactoredMoments.of(torch.zeros(1, N), torch.ones(1, N))
-    assert torch.equal(add(value, value).variance, torch.full((1, N), 2.0))
-    assert torch.equal(add(fork(value), fork(value)).variance, torch.full((1, N), 4.0))
+# Without a fork: what two branches share is recognised by its tensor, or refused
+
+
+def unforked_branches(value: Any, a: Tensor, b: Tensor) -> dict[str, tuple[Any, Tensor]]:
+    """Sums and joins of branches of a value, each with the matrix T of which it is T h."""
+    one = torch.eye(N, dtype=torch.float64)
+    return {
+        "itself": (add(value, value), 2 * one),
+        "less itself": (add(value, value, -1.0), 0 * one),
+        "alpha": (add(value, value, 0.3), 1.3 * one),
+        "linear": (add(value, linear(value, a)), one + a),
+        "linear first": (add(linear(value, a), value, -2.0), a - 2 * one),
+        "two linear": (add(linear(value, a), linear(value, b)), a + b),
+        "three": (add(add(value, linear(value, a)), value), 2 * one + a),
+        "deep": (add(linear(linear(value, a), b), value), b @ a + one),
+        "operators": (value + value - 3.0 * fork(value) + linear(value, a), -one + a),
+        "join": (concatenate(value, value), torch.cat([one, one])),
+        "join linear": (concatenate(linear(value, a), value, linear(value, b)), torch.cat([a, one, b])),
+        "join of sums": (concatenate(add(value, value), value), torch.cat([2 * one, one])),
+    }
+
+
+@pytest.mark.parametrize("kind", FACTORED)
+def test_unforked_branches_are_as_one_matrix(kind: str) -> None:
+    value, (a, b) = MOMENTS[kind](3, N), weights(2)
+    for out, total in unforked_branches(value, a, b).values():
+        dense = FullMoments(value.mean @ total.mT, total @ value.covariance @ total.mT)
+        assert_same(out, dense.mean, dense.covariance)
+        after = torch.randn(2, len(total), dtype=torch.float64)
+        rules: list[Callable[[Any], Any]] = [
+            lambda h: dropout(h, 0.3),
+            mpgelu,
+            lambda h: mpgelu(dropout(h, 0.2)),
+            relu,
+        ]
+        for rule in rules:
+            found, wanted = rule(out), rule(dense)
+            assert_same(found, wanted.mean, wanted.covariance)
+            assert_same(
+                linear(found, after), *(getattr(linear(wanted, after), part) for part in ("mean", "covariance"))
+            )
+
+
+@pytest.mark.parametrize("kind", FACTORED)
+def test_unforked_random_branches_are_those_of_a_fork(kind: str) -> None:
+    value, (a, b) = MOMENTS[kind](3, N), weights(2)
+
+    def block(h: Any) -> Any:
+        return add(h, linear(dropout(mpgelu(linear(h, a)), 0.3), b))
+
+    wanted = block(fork(value))
+    assert_same(block(value), wanted.mean, wanted.covariance)
+    assert_same(mpgelu(block(value)), mpgelu(wanted).mean, mpgelu(wanted).covariance)
+
+
+def test_what_can_no_longer_be_told_apart_is_refused() -> None:
+    value, (a, b) = MOMENTS["factored variance"](3, N), weights(2)
+    merged = {
+        "dropout": dropout(value, 0.3),
+        "dropout, linear": linear(dropout(value, 0.3), a),
+        "mpgelu": mpgelu(value),
+        "two masks": linear(mpgelu(dropout(value, 0.3)), a),
+        "scale": scale(value, 2.0),
+        "elementwise": linear(elementwise(value, Tanh()), a),
+        "sum": add(value, MOMENTS["factored variance"](3, N)),
+        "join": linear(concatenate(value, MOMENTS["factored variance"](3, 2)), torch.randn(N, N + 2).double()),
+        "bounded rank": linear(replace(mpgelu(linear(value, a)), max_rank=1), b),
+        "index": linear(value, a)[torch.arange(3)],
+    }
+    for other in merged.values():
+        for branches in ((value, other), (other, value), (linear(value, a), other)):
+            with pytest.raises(
+                InputError, match=r"add: the values share randomness .*rules.fork before its branches use it"
+            ):
+                add(*branches)
+        with pytest.raises(InputError, match=r"concatenate: the values share randomness"):
+            concatenate(value, other)
+    with pytest.raises(InputError, match=r"add: the values share randomness"):
+        add(merged["dropout"], merged["mpgelu"])
+    out = add(fork(value), dropout(fork(value), 0.3))  # the remedy
+    assert_same(
+        out, 2 * value.mean, 4 * value.covariance + torch.diag_embed(dropout(value, 0.3).variance - value.variance)
+    )
+
+
+def test_values_of_their_own_add_as_independent() -> None:
+    variance = torch.rand(3, N)
+    one, two = (FactoredMoments.of(torch.randn(3, N), variance) for _ in range(2))
+    torch.testing.assert_close(add(one, two).variance, 2 * variance)
+    torch.testing.assert_close(
+        add(dropout(one, 0.1), mpgelu(two)).variance, dropout(one, 0.1).variance + mpgelu(two).variance
+    )
 
 
 # Random branches, against sampling

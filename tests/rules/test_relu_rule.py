@@ -13,10 +13,10 @@ from scipy.integrate import dblquad
 from scipy.stats import multivariate_normal
 from torch import Tensor
 
-from mpgelu import FullMoments
-from mpgelu.rules import relu
+from mpgelu import FullMoments, InputError
+from mpgelu.rules import leaky_relu, relu
 from mpgelu.rules.relu import Covariance
-from reference import Array, relu_pair
+from reference import MOMENTS, Array, relu_pair
 
 RATIOS = [-4.0, -2.5, -1.0, -0.3, 0.0, 0.7, 1.5, 3.0, 4.0]
 CORRELATIONS = [-1.0, -0.999, -0.95, -0.8, -0.5, -0.1, -0.029, 0.0, 1e-6, 0.031, 0.3, 0.7, 0.95, 0.999, 1.0]
@@ -132,3 +132,12 @@ def test_one_unit_alone() -> None:
     out = relu(FullMoments(torch.tensor([[0.5]]), torch.tensor([[[1.0]]])))
     assert out.covariance.shape == (1, 1, 1)
     assert torch.equal(out.covariance[..., 0], out.variance)
+
+
+@pytest.mark.parametrize("kind", [*MOMENTS, "tensor"])
+def test_an_unknown_way_to_the_covariance_is_refused(kind: str) -> None:
+    value = torch.ones(2, 3) if kind == "tensor" else MOMENTS[kind](2, 3)
+    with pytest.raises(InputError, match=r"^relu: covariance must be 'exact' or 'dvi', got 'nonsense'"):
+        relu(value, "nonsense")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^leaky_relu: covariance must be 'exact' or 'gain', got 'nonsense'"):
+        leaky_relu(value, 0.1, "nonsense")  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from reference import MOMENTS, RULES, TYPES, Rule, map_tensors, row, tensors
 N = 4
 EVERY_RULE = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 EVERY_KIND = pytest.mark.parametrize("kind", MOMENTS)
+CORRELATED = ["factored covariance", "factored shared", "factored scaled"]
 MAPPABLE = ["diagonal", "full", "factored covariance", "factored variance"]  # every tensor has the batch dimensions
 RULE_FUNCTIONS: dict[str, Any] = {name: getattr(mpgelu.rules, name) for name in mpgelu.rules.__all__}
 REGISTRIES = {name: rule for name, rule in RULE_FUNCTIONS.items() if hasattr(rule, "registry")}
@@ -103,6 +104,7 @@ def test_kind_shape_and_dtype_are_kept(rule: Rule, kind: str) -> None:
         out = rule.apply(*in_dtype(dtype, value, parameters))
         wanted = FullMoments if rule.name.startswith("relu") and kind != "diagonal" else type(value)
         wanted = FactoredMoments if rule.name == "fork" and kind == "full" else wanted
+        wanted = FullMoments if rule.name == "periodic" and kind in CORRELATED else wanted
         assert type(out) is wanted
         assert out.mean.dtype == out.variance.dtype == out.covariance.dtype == dtype
         assert out.mean.shape == out.variance.shape == (2, 3, rule.outputs or N)
@@ -218,7 +220,7 @@ def test_gradients_of_each_row_by_vmap(rule: Rule, kind: str) -> None:
 
 def test_every_rule_knows_every_kind() -> None:
     linear = {"linear", "gaussian_linear", "multiply", "scale", "add", "concatenate", "flatten", "fork"}
-    assert set(REGISTRIES) == linear | {"mpgelu", "relu", "leaky_relu", "elementwise", "layer_norm"}
+    assert set(REGISTRIES) == linear | {"mpgelu", "relu", "leaky_relu", "elementwise", "layer_norm", "periodic"}
     kinds = {Tensor, *(kind for kind in Moments.__subclasses__() if kind.__module__.startswith("mpgelu."))}
     assert kinds >= set(TYPES)
     missing = {(name, kind) for name, rule in REGISTRIES.items() for kind in kinds if kind not in rule.registry}
@@ -239,6 +241,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "leaky_relu": mpgelu.rules.leaky_relu,
     "elementwise": lambda value: mpgelu.rules.elementwise(value, Tanh()),
     "layer_norm": mpgelu.rules.layer_norm,
+    "periodic": lambda value: mpgelu.rules.periodic(value, ONE, ONE, ONE.unsqueeze(0)),
     "scale": lambda value: mpgelu.rules.batch_norm(value, ONE, ONE),
     "add": lambda value: mpgelu.rules.add(value, 1.0),
     "concatenate": mpgelu.rules.concatenate,

@@ -1,5 +1,6 @@
 """Layers: modules that own parameters and call one rule each."""
 
+from mpgelu.layers.beside import Beside
 from mpgelu.layers.dropout import Dropout
 from mpgelu.layers.elementwise import GELU, Elementwise, LeakyReLU, Sigmoid, SiLU, Softplus, Tanh
 from mpgelu.layers.gaussian_linear import GaussianLinear
@@ -7,12 +8,16 @@ from mpgelu.layers.linear import Linear
 from mpgelu.layers.mpgelu import MPGELU
 from mpgelu.layers.normalise import BatchNorm1d, LayerNorm
 from mpgelu.layers.operation import Operation
+from mpgelu.layers.periodic import Periodic
+from mpgelu.layers.registry import layers
 from mpgelu.layers.relu import ReLU
+from mpgelu.layers.scale import RobustScale, Scale
 
 __all__ = [
     "GELU",
     "MPGELU",
     "BatchNorm1d",
+    "Beside",
     "Dropout",
     "Elementwise",
     "GaussianLinear",
@@ -20,9 +25,13 @@ __all__ = [
     "LeakyReLU",
     "Linear",
     "Operation",
+    "Periodic",
     "ReLU",
+    "RobustScale",
+    "Scale",
     "SiLU",
     "Sigmoid",
     "Softplus",
     "Tanh",
+    "layers",
 ]

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from mpgelu.errors import InputError
+from mpgelu.layers.registry import layers
 from mpgelu.rules import dropout
 
 
+@layers.register("rescale")  # the rate is a buffer, which belongs to the arrays
 class Dropout(nn.Module):
     """Independent Bernoulli mask; see :func:`mpgelu.rules.dropout`.
 
@@ -33,7 +35,7 @@ class Dropout(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        held = torch.tensor(float(rate), dtype=dtype)  # rounding can take a rate just below one to one
+        held = torch.tensor(float(rate), dtype=dtype, device="cpu")  # rounding can take a rate just below one to one
         if not 0 <= held.item() < 1:
             raise InputError(f"Dropout: rate must be in [0, 1), got {rate}; it is the probability of dropping a unit")
         self.register_buffer("rate", held.to(device))
@@ -45,4 +47,7 @@ class Dropout(nn.Module):
 
     def extra_repr(self) -> str:
         """Settings shown by ``print(network)``."""
-        return f"rate={self.rate.item():g}, rescale={self.rescale}" if self.rate.dim() == 0 else "rates of many models"
+        if self.rate.dim() > 0:
+            return "rates of many models"
+        rate = "?" if self.rate.is_meta else f"{self.rate.item():g}"  # a tensor without numbers has none to show
+        return f"rate={rate}, rescale={self.rescale}"

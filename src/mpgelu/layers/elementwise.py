@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 from torch import nn
 
-from mpgelu.errors import InputError
+from mpgelu.layers.registry import layers
 from mpgelu.rules import activations, elementwise, leaky_relu
 from mpgelu.rules.elementwise import Activation
 from mpgelu.rules.leaky_relu import Covariance
+from mpgelu.rules.relu import check_covariance
 
 
 class Elementwise(nn.Module):
@@ -32,6 +33,7 @@ class Elementwise(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in vars(self.activation).items())
 
 
+@layers.register()
 class GELU(Elementwise):
     """``torch.nn.GELU`` that also takes moments: mean in closed form, variance by quadrature."""
 
@@ -39,6 +41,7 @@ class GELU(Elementwise):
         super().__init__(activations.GELU())
 
 
+@layers.register()
 class SiLU(Elementwise):
     """``torch.nn.SiLU`` that also takes moments, by quadrature."""
 
@@ -46,6 +49,7 @@ class SiLU(Elementwise):
         super().__init__(activations.SiLU())
 
 
+@layers.register()
 class Tanh(Elementwise):
     """``torch.nn.Tanh`` that also takes moments, by quadrature."""
 
@@ -53,6 +57,7 @@ class Tanh(Elementwise):
         super().__init__(activations.Tanh())
 
 
+@layers.register()
 class Sigmoid(Elementwise):
     """``torch.nn.Sigmoid`` that also takes moments, by quadrature."""
 
@@ -60,6 +65,7 @@ class Sigmoid(Elementwise):
         super().__init__(activations.Sigmoid())
 
 
+@layers.register(read=lambda layer: vars(layer.activation))
 class Softplus(Elementwise):
     """``torch.nn.Softplus`` that also takes moments, by quadrature.
 
@@ -72,6 +78,7 @@ class Softplus(Elementwise):
         super().__init__(activations.Softplus(beta, threshold))
 
 
+@layers.register("negative_slope", "covariance")
 class LeakyReLU(nn.Module):
     """``torch.nn.LeakyReLU`` that also takes moments; see :func:`mpgelu.rules.leaky_relu`.
 
@@ -82,8 +89,7 @@ class LeakyReLU(nn.Module):
 
     def __init__(self, negative_slope: float = 0.01, covariance: Covariance = "exact") -> None:
         super().__init__()
-        if covariance not in get_args(Covariance):
-            raise InputError(f"LeakyReLU: covariance must be 'exact' or 'gain', got {covariance!r}")
+        check_covariance("LeakyReLU", covariance, Covariance)
         self.negative_slope = negative_slope
         self.covariance: Covariance = covariance
 

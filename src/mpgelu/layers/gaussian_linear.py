@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from mpgelu.errors import InputError
+from mpgelu.layers.linear import sizes
+from mpgelu.layers.registry import layers
 from mpgelu.rules import gaussian_linear
 
 
+@layers.register(read=sizes)
 class GaussianLinear(nn.Linear):
     """Linear layer whose weights and biases are independent Gaussians; see :func:`mpgelu.rules.gaussian_linear`.
 

@@ -6,9 +6,11 @@ from typing import Any
 
 from torch import nn
 
+from mpgelu.layers.registry import layers
 from mpgelu.rules import mpgelu
 
 
+@layers.register()
 class MPGELU(nn.Module):
     """Mask with the probability that each unit is positive; see :func:`mpgelu.rules.mpgelu`. It has no parameters."""
 

@@ -7,9 +7,11 @@ from typing import Any
 from torch import nn
 
 from mpgelu.errors import InputError
+from mpgelu.layers.registry import layers
 from mpgelu.rules import batch_norm, layer_norm
 
 
+@layers.register("num_features", "eps", "affine")
 class BatchNorm1d(nn.BatchNorm1d):
     """``torch.nn.BatchNorm1d`` in evaluation, for moments too; see :func:`mpgelu.rules.batch_norm`.
 
@@ -24,6 +26,7 @@ class BatchNorm1d(nn.BatchNorm1d):
         return batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, self.eps)
 
 
+@layers.register("normalized_shape", "eps", "elementwise_affine")
 class LayerNorm(nn.LayerNorm):
     """``torch.nn.LayerNorm`` over the features, for moments too; see :func:`mpgelu.rules.layer_norm`.
 

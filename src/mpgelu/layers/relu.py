@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 from torch import nn
 
-from mpgelu.errors import InputError
+from mpgelu.layers.registry import layers
 from mpgelu.rules import relu
-from mpgelu.rules.relu import Covariance
+from mpgelu.rules.relu import Covariance, check_covariance
 
 
+@layers.register("covariance")
 class ReLU(nn.Module):
     """Rectifier of a Gaussian vector; see :func:`mpgelu.rules.relu`.
 
@@ -20,8 +21,7 @@ class ReLU(nn.Module):
 
     def __init__(self, covariance: Covariance = "exact") -> None:
         super().__init__()
-        if covariance not in get_args(Covariance):
-            raise InputError(f"ReLU: covariance must be 'exact' or 'dvi', got {covariance!r}")
+        check_covariance("ReLU", covariance, Covariance)
         self.covariance: Covariance = covariance
 
     def forward(self, input: Any) -> Any:

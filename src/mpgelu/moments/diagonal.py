@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from mpgelu.moments.base import Moments
+from mpgelu.moments.base import Moments, Replacement
 from mpgelu.moments.checks import check_mean, check_spread
 
 
@@ -49,6 +49,10 @@ class DiagonalMoments(Moments):
     def covariance(self) -> Tensor:
         """Dense view ``(*batch, n, n)``."""
         return torch.diag_embed(self.variance)
+
+    def replaced(self, function: Replacement) -> Self:
+        """See :meth:`Moments.replaced`."""
+        return type(self)(function(self.mean, 1, True), function(self.variance, 1, True))
 
 
 torch.export.register_dataclass(DiagonalMoments, serialized_type_name="mpgelu.DiagonalMoments")

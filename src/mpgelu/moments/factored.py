@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mpgelu.errors import InputError
-from mpgelu.moments.base import Moments
+from mpgelu.moments.base import Moments, Replacement
 from mpgelu.moments.checks import check_mean, check_spread
 from mpgelu.moments.diagonal import DiagonalMoments
 from mpgelu.native.row_wise import contract, gram
@@ -29,24 +29,33 @@ class Block:
     which then needs one matrix product for the whole batch.
 
     The ``variance`` tensor itself is the identity of the sources: two blocks that hold the same tensor object
-    speak of the same random numbers, and so may be added factor by factor.
+    speak of the same random numbers, and so may be added factor by factor. Sources that were merged into these, as a
+    mask merges the residual it meets into a new one, are remembered: what shares them can be recognised, though no
+    longer told apart.
 
     Args:
         factor: ``(rank, n)`` shared, or ``(*batch, rank, n)`` per row.
         variance: ``(*batch, rank)``.
         gain: ``(n,)`` or ``(*batch, n)``; ``None`` for one.
         row_wise: whether factor or gain belong to one row, which their shapes cannot tell where there is no batch.
+        merged: variance tensors of the sources that were merged into these.
     """
 
     factor: Tensor
     variance: Tensor
     gain: Tensor | None = None
     row_wise: bool = False
+    merged: tuple[Tensor, ...] = ()
 
     @property
     def rank(self) -> int:
         """Number of sources."""
         return self.factor.shape[-2]
+
+    @property
+    def sources(self) -> tuple[Tensor, ...]:
+        """The variance tensors of the sources in this block, that of the block itself first."""
+        return (self.variance, *self.merged)
 
     @property
     def is_shared(self) -> bool:
@@ -81,6 +90,18 @@ class Block:
         product = gain if self.gain is None else self.gain * gain
         return replace(self, gain=product, row_wise=self.row_wise or row_wise)
 
+    def replaced(self, function: Replacement) -> Block:
+        """The block with every tensor replaced; see :meth:`Moments.replaced`."""
+        alone = self.row_wise and self.variance.dim() == 1  # there is no batch, and the factor is that of its one row
+        variance, gain = function(self.variance, 1, True), self.gain
+        return Block(
+            function(self.factor, 2, alone or self.factor.dim() > 2),
+            variance,
+            gain if gain is None else function(gain, 1, alone or gain.dim() > 1),
+            not self.is_shared,
+            _remembered(self.merged, self.variance, variance),
+        )
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FactoredMoments(Moments):
@@ -100,12 +121,14 @@ class FactoredMoments(Moments):
             A number bounds the rank carried per row: the least important sources of each row move into the
             residual, which keeps every variance and drops their correlation; 0 is the diagonal approximation.
             ``math.inf`` stays factored whatever it costs, which keeps every source apart.
+        merged: variance tensors of the sources that were merged into the residual; see :class:`Block`.
     """
 
     mean: Tensor
     blocks: tuple[Block, ...] = ()
     residual: Tensor | None = None
     max_rank: float | None = None
+    merged: tuple[Tensor, ...] = ()
 
     @classmethod
     def certain(cls, x: Tensor, max_rank: float | None = None) -> Self:
@@ -155,6 +178,19 @@ class FactoredMoments(Moments):
         return _sum(parts) if parts else self.mean.new_zeros(*self.mean.shape, self.features)
 
     @property
+    def residual_sources(self) -> tuple[Tensor, ...]:
+        """The variance tensors of the sources in the residual, that of the residual itself first."""
+        return () if self.residual is None else (self.residual, *self.merged)
+
+    def with_named_residual(self) -> Self:
+        """The same moments with the residual as a block: the identity times sources that can be recognised."""
+        if self.residual is None:
+            return self
+        identity = torch.eye(self.features, dtype=self.mean.dtype, device=self.mean.device)
+        block = Block(identity, self.residual, merged=self.merged)
+        return replace(self, blocks=(*self.blocks, block), residual=None, merged=())
+
+    @property
     def row_rank(self) -> int:
         """Total rank of the blocks that differ from row to row: what the next linear map has to pay for."""
         return sum(block.rank for block in self.blocks if not block.is_shared)
@@ -182,13 +218,38 @@ class FactoredMoments(Moments):
         )
         lost = torch.take_along_dim(contributions, moved.unsqueeze(-1), dim=-2).sum(-2)
         shared = tuple(block for block in self.blocks if block.is_shared)
-        blocks = (*shared, block) if rank else shared
-        return replace(self, blocks=blocks, residual=lost if self.residual is None else self.residual + lost)
+        merged = tuple(source for block in per_row for source in block.sources)
+        return replace(
+            self,
+            blocks=(*shared, replace(block, merged=merged)) if rank else shared,
+            residual=lost if self.residual is None else self.residual + lost,
+            merged=(*self.residual_sources, *merged),
+        )
+
+    def replaced(self, function: Replacement) -> Self:
+        """See :meth:`Moments.replaced`."""
+        residual = self.residual
+        if residual is not None:
+            residual = function(residual, 1, True)
+        return type(self)(
+            function(self.mean, 1, True),
+            self.map_blocks(lambda block: block.replaced(function)),
+            residual,
+            self.max_rank,
+            _remembered(self.merged, self.residual, residual),
+        )
 
     def _describe(self) -> str:
         sources = sum(block.rank for block in self.blocks)
         words = f"{len(self.blocks)} blocks of {sources} sources ({self.row_rank} per row)"
         return words if self.residual is None else f"{words} + residual"
+
+
+def _remembered(merged: tuple[Tensor, ...], before: Tensor | None, after: Tensor | None) -> tuple[Tensor, ...]:
+    """What was merged into some sources once another tensor names them; nothing that would keep a graph alive."""
+    if before is None or after is None or after is before:
+        return merged
+    return tuple(name for name in (*merged, before) if after.requires_grad or not name.requires_grad)
 
 
 def _check_max_rank(caller: str, max_rank: float | None) -> None:
@@ -210,8 +271,11 @@ def _sum(parts: list[Tensor]) -> Tensor:
 
 
 def _flatten(value: Block | FactoredMoments) -> tuple[list[Any], tuple[Any, ...]]:
-    """Tensors apart from settings, in which transforms such as vmap must not look for a batch dimension."""
-    *tensors, setting = (getattr(value, field.name) for field in fields(value))
+    """Tensors apart from settings, in which transforms such as vmap must not look for a batch dimension.
+
+    What was merged is left behind: a transform makes new tensors, and with them new sources.
+    """
+    *tensors, setting, _ = (getattr(value, field.name) for field in fields(value))
     return [tensor for tensor in tensors if tensor is not None], (type(value), setting)
 
 

@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from mpgelu.moments.base import Moments
+from mpgelu.moments.base import Moments, Replacement
 from mpgelu.moments.checks import check_mean, check_spread
 
 
@@ -47,6 +47,10 @@ class FullMoments(Moments):
     def variance(self) -> Tensor:
         """Marginal variances ``(*batch, n)``."""
         return self.covariance.diagonal(dim1=-2, dim2=-1)
+
+    def replaced(self, function: Replacement) -> Self:
+        """See :meth:`Moments.replaced`."""
+        return type(self)(function(self.mean, 1, True), function(self.covariance, 2, True))
 
 
 torch.export.register_dataclass(FullMoments, serialized_type_name="mpgelu.FullMoments")

@@ -1,5 +1,6 @@
 """Operations on moments, one function per operation, dispatching on how the covariance is held."""
 
+from mpgelu.moments.base import OPERATORS
 from mpgelu.rules.add import add, subtract_from
 from mpgelu.rules.concatenate import concatenate
 from mpgelu.rules.dropout import dropout, multiply
@@ -11,8 +12,11 @@ from mpgelu.rules.leaky_relu import leaky_relu
 from mpgelu.rules.linear import linear
 from mpgelu.rules.mpgelu import keep_probability, mpgelu
 from mpgelu.rules.normalise import batch_norm, layer_norm
+from mpgelu.rules.periodic import periodic
 from mpgelu.rules.relu import relu
 from mpgelu.rules.scale import scale
+
+OPERATORS.update(add=add, scale=scale, subtract_from=subtract_from)
 
 __all__ = [
     "add",
@@ -29,6 +33,7 @@ __all__ = [
     "linear",
     "mpgelu",
     "multiply",
+    "periodic",
     "relu",
     "scale",
     "subtract_from",

@@ -57,7 +57,7 @@ class SiLU(Activation):
 
 @dataclass(frozen=True)
 class Softplus(Activation):
-    """``log(1 + exp(beta x)) / beta``; the sharper, the smaller the variances that quadrature resolves (25 / beta^2).
+    """``log(1 + exp(beta x)) / beta``.
 
     Args:
         beta: sharpness.
@@ -66,6 +66,11 @@ class Softplus(Activation):
 
     beta: float = 1.0
     threshold: float = 20.0
+
+    @property
+    def width(self) -> float:  # type: ignore[override]
+        """Shorter, the sharper the bend."""
+        return 1 / self.beta
 
     def __call__(self, x: Tensor) -> Tensor:
         """The function."""
@@ -97,6 +102,25 @@ class GELU(Activation):
         root = (1 + variance).sqrt()
         ratio = mean / root
         return super().fit(mean, variance)._replace(mean=mean * cdf(ratio) + variance / root * pdf(ratio))
+
+
+@dataclass(frozen=True)
+class SmoothLimit(Activation):
+    r""":math:`x / \sqrt{1 + (x / \ell)^2}`: the identity near zero, :math:`\pm\ell` far from it.
+
+    Args:
+        limit: :math:`\ell > 0`.
+    """
+
+    limit: float = 3.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The function, as the sine of an angle, since squares of far values overflow."""
+        return self.limit * torch.sin(torch.atan(x / self.limit))
+
+    def slope(self, x: Tensor) -> Tensor:
+        """Its derivative."""
+        return torch.cos(torch.atan(x / self.limit)) ** 3
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import singledispatch
 from typing import Any
@@ -23,9 +24,11 @@ def add(value: Any, other: Any, alpha: float = 1.0) -> Any:
     .. math:: \sum_s (F_s + \alpha F'_s)^\top \operatorname{diag}(d_s) (F_s + \alpha F'_s)
         + \operatorname{diag}(r + \alpha^2 r')
 
-    Their residuals count as independent: pass a value through :func:`fork` before two branches use it. Diagonal
-    moments add variances as if independent; they drop every correlation, that of two branches too. Dense
-    covariances do not say how two vectors vary together, so two full moments are refused.
+    A residual that both hold, or that has become a block of the other, is such a source too. Where a mask or a scale
+    has merged it into a new residual, the two can no longer be told apart, and are refused: pass a value through
+    :func:`fork` before two branches use it. Diagonal moments add variances as if independent; they drop every
+    correlation, that of two branches too. Dense covariances do not say how two vectors vary together, so two full
+    moments are refused.
 
     Args:
         value: a tensor or moments with n features.
@@ -66,6 +69,7 @@ def _(value: FactoredMoments, other: Any, alpha: float = 1.0) -> FactoredMoments
     if not isinstance(other, FactoredMoments):
         return replace(value, mean=_moved(value, other, alpha))
     _check_shapes(value, other)
+    value, other = with_shared_names("add", value, other)
     if alpha != 1:
         other = scale(other, alpha)
     both = (*value.blocks, *other.blocks)
@@ -75,7 +79,33 @@ def _(value: FactoredMoments, other: Any, alpha: float = 1.0) -> FactoredMoments
         mean=value.mean + other.mean,
         blocks=tuple(_summed([b for b in both if b.variance is source]) for source in _distinct_sources(both)),
         residual=sum(parts[1:], parts[0]) if parts else None,
+        merged=(*value.residual_sources, *other.residual_sources) if len(parts) == 2 else value.merged + other.merged,
     )
+
+
+def with_shared_names(caller: str, *values: FactoredMoments) -> list[FactoredMoments]:
+    """The values with those residuals as blocks that another value holds too, as its residual or as a block.
+
+    Raises:
+        InputError: two values share sources that were merged into others, so how they vary together is not known.
+    """
+    sources = [[*(block.sources for block in value.blocks), value.residual_sources] for value in values]
+    for first, second in itertools.combinations(sources, 2):
+        for one, two in itertools.product(first, second):
+            if one and two and one[0] is not two[0] and any(a is b for a in one for b in two):
+                raise InputError(
+                    f"{caller}: the values share randomness that a mask, a scale, an index or a bounded rank has "
+                    "merged with other randomness on one of the ways here, so how they vary together is not known; "
+                    "pass the value that both come from through mpgelu.rules.fork before its branches use it"
+                )
+
+    def is_shared(place: int, residual: Tensor | None) -> bool:
+        others = (held for other, held in enumerate(sources) if other != place)
+        return any(names and names[0] is residual for held in others for names in held)
+
+    return [
+        value.with_named_residual() if is_shared(place, value.residual) else value for place, value in enumerate(values)
+    ]
 
 
 def _distinct_sources(blocks: tuple[Block, ...]) -> list[Tensor]:
@@ -93,7 +123,8 @@ def _summed(blocks: list[Block]) -> Block:
     if not others:
         return first
     factor = sum((block.scaled_factor for block in others), first.scaled_factor)
-    return Block(factor, first.variance, row_wise=not all(block.is_shared for block in blocks))
+    row_wise = not all(block.is_shared for block in blocks)
+    return Block(factor, first.variance, row_wise=row_wise, merged=first.merged)
 
 
 def _moved(value: Moments, constant: Any, alpha: float) -> Tensor:
@@ -101,7 +132,8 @@ def _moved(value: Moments, constant: Any, alpha: float) -> Tensor:
     if isinstance(constant, Moments):
         raise InputError(
             f"add: cannot add {type(value).__name__} and {type(constant).__name__}: how the two vary together is not "
-            "known; start with FactoredMoments, which keep the sources of every branch apart"
+            "known; start with FactoredMoments and pass a value through mpgelu.rules.fork before its branches use it, "
+            "which keeps the sources of every branch apart"
         )
     constant = torch.as_tensor(constant, dtype=value.mean.dtype, device=value.mean.device)
     check_constant("add", value, constant)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mpgelu.errors import InputError, MissingRuleError
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moments
-from mpgelu.rules.add import add
+from mpgelu.rules.add import add, with_shared_names
 
 _M = TypeVar("_M", bound=Moments)
 
@@ -23,7 +23,8 @@ _M = TypeVar("_M", bound=Moments)
 def concatenate(value: Any, *others: Any, dim: int = -1) -> Any:
     r"""Moments of :math:`(h, h', \dots)`, joined along the features.
 
-    Factored moments are exact: the factors of the same sources are set side by side, as :func:`add` adds them.
+    Factored moments are exact: the factors of the same sources are set side by side, as :func:`add` adds them, and what
+    they share but can no longer be told apart is refused in the same way.
     Diagonal moments stay diagonal. Full moments are refused, since they do not hold the covariance of one vector
     with another.
 
@@ -59,7 +60,7 @@ def _(value: FullMoments, *others: FullMoments, dim: int = -1) -> FullMoments:
 
 @concatenate.register
 def _(value: FactoredMoments, *others: FactoredMoments, dim: int = -1) -> FactoredMoments:
-    values = _check_alike((value, *others), dim)
+    values = with_shared_names("concatenate", *_check_alike((value, *others), dim))
     ends = list(itertools.accumulate(v.features for v in values))
     padded = [_padded(v, end - v.features, ends[-1] - end) for v, end in zip(values, ends, strict=True)]
     return functools.reduce(add, padded)
@@ -72,7 +73,8 @@ def _padded(value: FactoredMoments, before: int, after: int) -> FactoredMoments:
         return x if x is None else F.pad(x, (before, after))
 
     blocks = value.map_blocks(lambda block: replace(block, factor=pad(block.factor), gain=pad(block.gain)))
-    return replace(value, mean=pad(value.mean), blocks=blocks, residual=pad(value.residual))
+    merged = value.residual_sources
+    return replace(value, mean=pad(value.mean), blocks=blocks, residual=pad(value.residual), merged=merged)
 
 
 def _check_alike(values: tuple[_M, ...], dim: int) -> tuple[_M, ...]:

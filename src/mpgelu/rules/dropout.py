@@ -80,4 +80,5 @@ def _(value: FactoredMoments, gain: Tensor | float, noise: Tensor | float) -> Fa
         mean=value.mean * gain,
         blocks=value.map_blocks(lambda block: block.scaled(gains)),
         residual=residual,
+        merged=value.residual_sources,
     )

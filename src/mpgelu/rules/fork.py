@@ -7,11 +7,10 @@ from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mpgelu.errors import InputError, MissingRuleError
-from mpgelu.moments import Block, DiagonalMoments, FactoredMoments, FullMoments
+from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
 
 
 @singledispatch
@@ -51,8 +50,4 @@ def _(value: FactoredMoments) -> FactoredMoments:
             f"fork: max_rank={value.max_rank} would merge sources that two branches share and make them look "
             "independent; a network with branches needs max_rank=None or math.inf"
         )
-    blocks = value.blocks
-    if value.residual is not None:
-        identity = torch.eye(value.features, dtype=value.mean.dtype, device=value.mean.device)
-        blocks = (*blocks, Block(identity, value.residual))
-    return replace(value, blocks=blocks, residual=None, max_rank=math.inf)
+    return replace(value.with_named_residual(), max_rank=math.inf)

@@ -12,7 +12,7 @@ from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
 from mpgelu.rules.activations import Rectifier
 from mpgelu.rules.elementwise import elementwise, is_certain
 from mpgelu.rules.mpgelu import keep_probability
-from mpgelu.rules.relu import relu
+from mpgelu.rules.relu import check_covariance, relu
 
 Covariance = Literal["exact", "gain"]
 
@@ -39,11 +39,13 @@ def leaky_relu(value: Any, negative_slope: float = 0.01, covariance: Covariance 
 @leaky_relu.register(Tensor)
 @leaky_relu.register(DiagonalMoments)
 def _(value: Tensor | DiagonalMoments, negative_slope: float = 0.01, covariance: Covariance = "exact") -> Any:
+    check_covariance("leaky_relu", covariance, Covariance)
     return elementwise(value, Rectifier(negative_slope))
 
 
 @leaky_relu.register
 def _(value: FullMoments, negative_slope: float = 0.01, covariance: Covariance = "exact") -> FullMoments:
+    check_covariance("leaky_relu", covariance, Covariance)
     if covariance == "gain":
         fitted: FullMoments = elementwise(value, Rectifier(negative_slope))
         return fitted
@@ -63,6 +65,7 @@ def _(value: FullMoments, negative_slope: float = 0.01, covariance: Covariance =
 def _(
     value: FactoredMoments, negative_slope: float = 0.01, covariance: Covariance = "exact"
 ) -> FactoredMoments | FullMoments:
+    check_covariance("leaky_relu", covariance, Covariance)
     if covariance == "gain" or is_certain(value):
         fitted: FactoredMoments = elementwise(value, Rectifier(negative_slope))
         return fitted

@@ -63,13 +63,13 @@ def _(value: FactoredMoments, weight: Tensor, bias: Tensor | None = None) -> Fac
         value = value.truncated(int(value.max_rank))
     blocks = value.map_blocks(lambda block: _carry(block, weight))
     if value.residual is not None:
-        blocks = (*blocks, Block(weight.mT, value.residual))
+        blocks = (*blocks, Block(weight.mT, value.residual, merged=value.merged))
     return FactoredMoments(F.linear(value.mean, weight, bias), blocks, max_rank=value.max_rank)
 
 
 def _carry(block: Block, weight: Tensor) -> Block:
     """The block of ``W h`` from the block of ``h``."""
-    return Block(_mapped_factor(block, weight), block.variance, row_wise=not block.is_shared)
+    return Block(_mapped_factor(block, weight), block.variance, row_wise=not block.is_shared, merged=block.merged)
 
 
 def _mapped_factor(block: Block, weight: Tensor) -> Tensor:

@@ -65,7 +65,11 @@ def _(value: FactoredMoments) -> FactoredMoments:
     if value.residual is not None:
         residual = torch.addcmul(residual, keep * keep, value.residual)
     return replace(
-        value, mean=mean, blocks=value.map_blocks(lambda block: block.scaled(keep, row_wise=True)), residual=residual
+        value,
+        mean=mean,
+        blocks=value.map_blocks(lambda block: block.scaled(keep, row_wise=True)),
+        residual=residual,
+        merged=value.residual_sources,
     )
 
 
@@ -75,4 +79,4 @@ def _mask(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return fused.mpgelu_mask(mean, variance)
     keep = keep_probability(mean, variance)
     after, kept = keep * mean, keep * variance
-    return keep, after, torch.addcmul(torch.addcmul(kept, keep, kept, value=-1), after, mean - after)
+    return keep, after, torch.addcmul((1 - keep) * kept, after, mean - after)

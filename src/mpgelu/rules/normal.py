@@ -49,7 +49,7 @@ def standardise(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
 
     At zero variance :math:`a` is the limit, plus or minus its bound (0 for a zero mean), and no gradient flows to
     the variance. Bounding :math:`|a|` loses nothing, the tail beyond it is not representable; it keeps exp and erfc
-    out of the denormal range, where a CPU is many times slower.
+    out of the denormal range, where a CPU is many times slower. NaN in either gives NaN.
 
     Args:
         mean: any shape.
@@ -57,7 +57,8 @@ def standardise(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """
     smallest, bound = smallest_variance(variance.dtype), _largest_ratio(mean.dtype)
     stddev = variance.clamp_min(smallest).sqrt()
-    ratio = torch.where(variance > smallest, mean / stddev, bound * mean.sign())
+    limit = mean.detach() / torch.finfo(mean.dtype).tiny  # beyond the bound unless zero; NaN stays, unlike in sign
+    ratio = torch.where(variance <= smallest, limit, mean / stddev)
     return ratio.clamp(-bound, bound), stddev
 
 

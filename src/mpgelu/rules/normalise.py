@@ -92,15 +92,15 @@ def _(value: FullMoments, weight: Tensor | None = None, bias: Tensor | None = No
 def _(
     value: FactoredMoments, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> FactoredMoments:
-    blocks = value.blocks
-    if value.residual is not None:
-        blocks = (*blocks, Block(_identity(value.mean), value.residual))
+    value = value.with_named_residual()
     spread = torch.zeros_like(value.mean[..., 0])
-    for block in blocks:
+    for block in value.blocks:
         spread = spread + (block.variance * block.scaled_factor.var(-1, correction=0)).sum(-1)
     mean, jacobian = _linearised(value.mean, spread, weight, bias, eps)
-    mapped = tuple(Block(jacobian(block.scaled_factor), block.variance, row_wise=True) for block in blocks)
-    return replace(value, mean=mean, blocks=mapped, residual=None)
+    mapped = value.map_blocks(
+        lambda block: Block(jacobian(block.scaled_factor), block.variance, row_wise=True, merged=block.merged)
+    )
+    return replace(value, mean=mean, blocks=mapped)
 
 
 def _linearised(

@@ -34,6 +34,7 @@ def relu(value: Any, covariance: Covariance = "exact") -> Any:
 
     Means and variances are exact for a Gaussian input. Covariances are exact to the quadrature error
     (2e-6 of s1 s2) or follow the DVI approximation (1.2e-2), the paper's baseline. Factored moments become full ones.
+    NaN in a unit's mean or variance gives NaN; a mean of minus infinity gives zero.
 
     Args:
         value: a tensor or moments with n features.
@@ -42,13 +43,22 @@ def relu(value: Any, covariance: Covariance = "exact") -> Any:
     raise MissingRuleError(f"relu: no rule for {type(value).__name__}; register one with @relu.register")
 
 
+def check_covariance(caller: str, given: object, options: Any) -> None:
+    """One of the ways to a covariance that a literal type lists."""
+    if given not in get_args(options):
+        names = " or ".join(map(repr, get_args(options)))
+        raise InputError(f"{caller}: covariance must be {names}, got {given!r}")
+
+
 @relu.register
 def _(value: Tensor, covariance: Covariance = "exact") -> Tensor:
+    check_covariance("relu", covariance, Covariance)
     return torch.relu(value)
 
 
 @relu.register
 def _(value: DiagonalMoments, covariance: Covariance = "exact") -> DiagonalMoments:
+    check_covariance("relu", covariance, Covariance)
     if use_native(value.mean, value.variance):
         return DiagonalMoments(*fused.relu_diagonal(value.mean, value.variance))
     return DiagonalMoments(*_marginals(value.mean, value.variance, *_units(value.mean, value.variance)))
@@ -56,8 +66,7 @@ def _(value: DiagonalMoments, covariance: Covariance = "exact") -> DiagonalMomen
 
 @relu.register
 def _(value: FullMoments, covariance: Covariance = "exact") -> FullMoments:
-    if covariance not in get_args(Covariance):
-        raise InputError(f"relu: covariance must be 'exact' or 'dvi', got {covariance!r}")
+    check_covariance("relu", covariance, Covariance)
     if use_native(value.mean, value.covariance):
         kernel = fused.relu_full_exact if covariance == "exact" else fused.relu_full_dvi
         return FullMoments(*kernel(value.mean, value.covariance))
@@ -81,7 +90,8 @@ def _marginals(mean: Tensor, variance: Tensor, units: Units, stddev: Tensor) -> 
     """Mean and variance after ReLU."""
     ratio, probability, density = units
     ramp = density + ratio * probability  # SR(a); SR(-a) = SR(a) - a
-    after = mean * probability + torch.where(variance > 0, stddev, 0) * density
+    finite = mean.clamp_min(torch.finfo(mean.dtype).min)  # minus infinity times a probability of zero is zero
+    after = finite * probability + torch.where(variance > 0, stddev, 0) * density
     return after, variance * (probability - ramp * (ramp - ratio)).clamp_min(0)
 
 

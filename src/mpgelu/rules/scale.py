@@ -84,7 +84,7 @@ def _(
     if value.residual is not None:
         residual = value.residual * gain.square()
         residual = residual if added is None else residual + added
-    return replace(value, mean=mean, blocks=blocks, residual=residual)
+    return replace(value, mean=mean, blocks=blocks, residual=residual, merged=value.residual_sources)
 
 
 def check_constant(caller: str, value: Moments, constant: Tensor) -> None:

@@ -1,0 +1,85 @@
+"""Periodic embedding of numeric features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from mpgelu.errors import InputError
+from mpgelu.layers.registry import layers
+from mpgelu.rules import periodic
+
+
+def _sizes(layer: Periodic) -> dict[str, int]:
+    """Arguments of the layer, for its description; sigma matters at the start only."""
+    return dict(zip(("in_features", "frequencies", "outputs"), layer.weight.shape, strict=True))
+
+
+@layers.register(read=_sizes)
+class Periodic(nn.Module):
+    """Each feature beside learned combinations of cosines of it; see :func:`mpgelu.rules.periodic`.
+
+    Frequencies start as independent Gaussians, phases uniform over a cycle, and weights as those of
+    ``torch.nn.Linear``. There is no bias: the linear layer that follows has one.
+
+    Args:
+        in_features: number n of features.
+        frequencies: cosines of each feature.
+        sigma: standard deviation of the first frequencies, in cycles per unit of the feature. Larger values resolve
+            finer structure and overfit sooner.
+        outputs: combinations of the cosines of each feature.
+        device: where the parameters live.
+        dtype: of the parameters.
+
+    Attributes:
+        out_features: number of features after the layer, ``in_features * (1 + outputs)``.
+
+    Example:
+        >>> layer = Periodic(4, outputs=3)
+        >>> layer(torch.randn(7, 4)).shape
+        torch.Size([7, 16])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        frequencies: int = 16,
+        sigma: float = 0.3,
+        outputs: int = 3,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, count in (("in_features", in_features), ("frequencies", frequencies), ("outputs", outputs)):
+            if count < 1:
+                raise InputError(f"Periodic: {name} must be at least 1, got {count}")
+        if not 0 <= sigma < float("inf"):
+            raise InputError(f"Periodic: sigma must be finite and not negative, got {sigma}")
+        self.in_features, self.out_features = in_features, in_features * (1 + outputs)
+        self.sigma = sigma
+
+        def empty(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+
+        self.frequency = empty(in_features, frequencies)
+        self.phase = empty(in_features, frequencies)
+        self.weight = empty(in_features, frequencies, outputs)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew."""
+        bound = self.frequency.shape[1] ** -0.5
+        nn.init.normal_(self.frequency, std=self.sigma)
+        nn.init.uniform_(self.phase)
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def forward(self, input: Any) -> Any:
+        """Apply the layer to a tensor or to moments."""
+        return periodic(input, self.frequency, self.phase, self.weight)
+
+    def extra_repr(self) -> str:
+        """Settings shown by ``print(network)``."""
+        _, frequencies, outputs = self.weight.shape[-3:]
+        return f"in_features={self.in_features}, frequencies={frequencies}, sigma={self.sigma:g}, outputs={outputs}"
