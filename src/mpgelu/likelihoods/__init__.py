@@ -1,6 +1,8 @@
-"""From the moments of a network's output to the distribution of the target."""
+"""From the moments of a network's outputs to the distribution of the target."""
 
+from mpgelu.likelihoods.base import Likelihood, likelihoods
 from mpgelu.likelihoods.gaussian import Gaussian
+from mpgelu.likelihoods.heavy_tailed import HeavyTailedGaussian
 from mpgelu.likelihoods.heteroscedastic import HeteroscedasticGaussian
 
-__all__ = ["Gaussian", "HeteroscedasticGaussian"]
+__all__ = ["Gaussian", "HeavyTailedGaussian", "HeteroscedasticGaussian", "Likelihood", "likelihoods"]

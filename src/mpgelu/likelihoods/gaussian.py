@@ -8,12 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from mpgelu.errors import InputError
+from mpgelu.likelihoods.base import Likelihood, likelihoods
 from mpgelu.likelihoods.outputs import as_moments, check_target
 from mpgelu.moments import Moments
 from mpgelu.predictive import Predictive
 
 
-class Gaussian(nn.Module):
+@likelihoods.register(read=lambda gaussian: {"noise_variance": gaussian.noise_variance.item()})
+class Gaussian(Likelihood):
     r"""One output, the mean of the target: :math:`y \mid h \sim N(h, \sigma^2)`.
 
     Unit noise is what the paper's one-output tables use.
@@ -55,11 +57,12 @@ class Gaussian(nn.Module):
         squares = moments.variance.squeeze(-1) + error * error
         return -0.5 * (math.log(2 * math.pi) + self.log_noise_variance + squares / self.noise_variance)
 
-    def predictive(self, moments: Moments | Tensor) -> Predictive:
+    def predictive(self, moments: Moments | Tensor, nodes: int = 1) -> Predictive:
         r"""Distribution of y: :math:`N(\mu, s^2 + \sigma^2)`, exact.
 
         Args:
-            moments: of the output, mean ``(*batch, 1)``.
+            moments: Of the output, mean ``(*batch, 1)``.
+            nodes: Not needed: there is one component.
         """
         moments = as_moments("Gaussian.predictive", moments, 1)
         mean, variance = moments.mean.squeeze(-1), moments.variance.squeeze(-1)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from mpgelu.likelihoods.base import Likelihood, likelihoods
 from mpgelu.likelihoods.outputs import as_moments, check_target
 from mpgelu.moments import Moments
 from mpgelu.predictive import Predictive
 
 
-class HeteroscedasticGaussian(nn.Module):
+@likelihoods.register()
+class HeteroscedasticGaussian(Likelihood):
     r"""Two outputs, mean and log-variance of the target: :math:`y \mid h \sim N(h_1, e^{h_2})`."""
+
+    outputs = 2
 
     def expected_log_prob(self, moments: Moments | Tensor, y: Tensor) -> Tensor:
         r"""Expectation of :math:`\log p(y \mid h)` over :math:`h \sim N(\mu, S)`, in closed form, ``(*batch,)``.
@@ -41,5 +45,23 @@ class HeteroscedasticGaussian(nn.Module):
             moments: of the two outputs, mean ``(*batch, 2)``.
             nodes: number of components of the mixture.
         """
+        if isinstance(moments, Tensor):  # known outputs leave one Gaussian
+            mean, log_variance = as_moments("HeteroscedasticGaussian.predictive", moments, 2).mean.unbind(-1)
+            return Predictive.gaussian(mean, torch.zeros_like(mean), log_variance.exp())
         moments = as_moments("HeteroscedasticGaussian.predictive", moments, 2)
         return Predictive.heteroscedastic(moments.mean, moments.covariance, nodes=nodes)
+
+    def variance(self, moments: Moments | Tensor) -> Tensor:
+        r"""Predictive variance :math:`S_{11} + e^{\mu_2 + S_{22}/2}`, exact for Gaussian h."""
+        moments = as_moments("HeteroscedasticGaussian.variance", moments, 2)
+        return moments.variance[..., 0] + self.noise(moments)
+
+    def noise(self, moments: Moments | Tensor) -> Tensor:
+        r"""Expected variance of the noise, :math:`e^{\mu_2 + S_{22}/2}`, exact for Gaussian h."""
+        moments = as_moments("HeteroscedasticGaussian.noise", moments, 2)
+        return (moments.mean[..., 1] + moments.variance[..., 1] / 2).exp()
+
+    def initialise(self, weight: Tensor, bias: Tensor) -> None:
+        """Start with unit noise that hardly depends on the features."""
+        weight[1].mul_(0.1)
+        bias.zero_()

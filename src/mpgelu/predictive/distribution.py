@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from mpgelu.errors import InputError
+from mpgelu.predictive.checks import check_floats
 from mpgelu.predictive.distances import mean_absolute, mean_absolute_difference
 from mpgelu.predictive.nodes import normal_nodes
 from mpgelu.predictive.quantiles import bisected, quantiles
@@ -29,7 +30,8 @@ class Predictive:
 
     Everything computed from the mixture is exact for it. The mean and the two variances are given by whoever builds
     it, because their closed forms are better than sums over components. A variance of zero is a point mass, held as
-    the narrowest Gaussian that the dtype allows. Build one with ``gaussian``, ``heteroscedastic`` or ``mixture``.
+    the narrowest Gaussian that the dtype allows. A row with a NaN in any component is NaN in everything computed from
+    it, and other rows are not touched. Build one with ``gaussian``, ``heteroscedastic`` or ``mixture``.
 
     Args:
         means: of the components, ``(*batch, K)``.
@@ -49,13 +51,13 @@ class Predictive:
 
     def __post_init__(self) -> None:
         """Check shapes and dtypes; values are never looked at."""
-        _check("Predictive", "means", self.means)
+        check_floats("Predictive", "means", self.means)
         if self.means.dim() == 0:
             raise InputError("Predictive: means must be (*batch, K), got a scalar; use means.reshape(1)")
         allowed = {"variances": [self.means.shape], "log_weights": [self.means.shape[-1:], self.means.shape]}
         for field in fields(self)[1:]:
             shapes = allowed.get(field.name, [self.batch_shape])
-            _check("Predictive", field.name, getattr(self, field.name), self.means, *shapes)
+            check_floats("Predictive", field.name, getattr(self, field.name), self.means, *shapes)
 
     @staticmethod
     def gaussian(mean: Tensor, epistemic_variance: Tensor, aleatoric_variance: Tensor) -> Predictive:
@@ -66,9 +68,9 @@ class Predictive:
             epistemic_variance: ``(*batch,)``, or ``()`` if the same for all rows.
             aleatoric_variance: ``(*batch,)``, or ``()`` if the same for all rows.
         """
-        _check("Predictive.gaussian", "mean", mean)
-        _check("Predictive.gaussian", "epistemic_variance", epistemic_variance, mean, mean.shape, ())
-        _check("Predictive.gaussian", "aleatoric_variance", aleatoric_variance, mean, mean.shape, ())
+        check_floats("Predictive.gaussian", "mean", mean)
+        check_floats("Predictive.gaussian", "epistemic_variance", epistemic_variance, mean, mean.shape, ())
+        check_floats("Predictive.gaussian", "aleatoric_variance", aleatoric_variance, mean, mean.shape, ())
         epistemic, aleatoric = epistemic_variance.expand(mean.shape), aleatoric_variance.expand(mean.shape)
         variances = (epistemic + aleatoric)[..., None]
         return Predictive(mean[..., None], variances, mean.new_zeros(1), mean, epistemic, aleatoric)
@@ -94,10 +96,10 @@ class Predictive:
             nodes: number of components K, at least 2.
         """
         caller = "Predictive.heteroscedastic"
-        _check(caller, "mean", mean)
+        check_floats(caller, "mean", mean)
         if mean.shape[-1:] != (2,):
             raise InputError(f"{caller}: mean must be (*batch, 2), got {tuple(mean.shape)}; use a two-output network")
-        _check(caller, "covariance", covariance, mean, (*mean.shape, 2))
+        check_floats(caller, "covariance", covariance, mean, (*mean.shape, 2))
         if nodes < 2:
             raise InputError(f"{caller}: nodes must be at least 2, got {nodes}; leave it out for 32")
         mean1, mean2 = mean.unbind(-1)
@@ -134,9 +136,9 @@ class Predictive:
             raise InputError(f"{caller}: members must not be empty; give at least one Predictive")
         first = members[0]
         for member in members:
-            _check(caller, "the mean of every member", member.mean, first.mean, first.batch_shape)
+            check_floats(caller, "the mean of every member", member.mean, first.mean, first.batch_shape)
         weights = first.mean.new_ones(len(members)) if weights is None else weights
-        _check(caller, "weights", weights, first.mean, (len(members),))
+        check_floats(caller, "weights", weights, first.mean, (len(members),))
         weights = weights / weights.sum()
         logs = [member.log_weights + log for member, log in zip(members, weights.log().unbind(), strict=True)]
         if any(log.dim() > 1 for log in logs):
@@ -170,7 +172,7 @@ class Predictive:
             raise InputError(f"mixture_over: dim must be one of the {dims} dimensions of the batch, got {dim}")
         dim, members = dim % dims, self.batch_shape[dim]
         weights = self.mean.new_ones(members) if weights is None else weights
-        _check("mixture_over", "weights", weights, self.mean, (members,))
+        check_floats("mixture_over", "weights", weights, self.mean, (members,))
         weights = weights / weights.sum()
         each = weights.reshape(members, *[1] * (dims - dim - 1))  # broadcasts against the batch
         mean = (each * self.mean).sum(dim)
@@ -212,13 +214,13 @@ class Predictive:
 
     def cdf(self, y: Tensor | ArrayLike) -> Tensor:
         """Probability of a target at or below y, which broadcasts against ``(*batch,)``."""
-        a, _ = normal.standardise(self._errors("cdf", "y", y), self.variances)
-        return (self.log_weights.exp() * normal.cdf(a)).sum(-1).clamp_max(1)  # weights sum to one up to rounding
+        return (
+            (self.log_weights.exp() * normal.cdf(self._ratios("cdf", "y", y))).sum(-1).clamp_max(1)
+        )  # weights sum to one up to rounding
 
     def probability_above(self, t: Tensor | ArrayLike) -> Tensor:
         """Probability of a target above t, which broadcasts against ``(*batch,)``; keeps its digits when tiny."""
-        a, _ = normal.standardise(self._errors("probability_above", "t", t), self.variances)
-        return (self.log_weights.exp() * normal.cdf(-a)).sum(-1).clamp_max(1)
+        return (self.log_weights.exp() * normal.cdf(-self._ratios("probability_above", "t", t))).sum(-1).clamp_max(1)
 
     def quantile(self, q: Tensor | float | Sequence[float], tolerance: float = 0.0) -> Tensor:
         r"""The y at which the cdf F is q.
@@ -243,14 +245,15 @@ class Predictive:
         if q.dim() > 1:
             raise InputError(f"quantile: q must be one probability or a vector, got {tuple(q.shape)}; use q.flatten()")
         parts = (self.means, self.variances, self.log_weights, q)
-        rows, plain = self if q.dim() == 0 else self[..., None], _plain(*parts)
+        plain = _plain(*parts)
         with torch.no_grad():
             if plain:
                 root = quantiles(self.means, self.variances, self.log_weights, self.mean, self.stddev, q, tolerance)
             else:
-                root = bisected(rows.means, rows.variances, rows.log_weights, q)
+                root = bisected(*(part.detach() for part in parts))
         if plain and not _needs_gradient(*parts):
             return root
+        rows = self if q.dim() == 0 else self[..., None]
         finite = torch.where(root.isfinite(), root, 0.0)
         residual = q - rows.cdf(finite)
         density = rows.log_prob(finite).exp().detach()
@@ -275,7 +278,7 @@ class Predictive:
         .. math:: \int (F(t) - [y \le t])^2\, dt = \mathbb E|Y - y| - \tfrac12\, \mathbb E|Y - Y'|
 
         Exact as a sum over pairs of components (Grimit et al., 2006). Hundreds of components, without gradients, take
-        the integral of :math:`F (1 - F)` instead of the second term where its error is below 1e-8 of that term.
+        the integral of :math:`F (1 - F)` instead of the second term where its error is below 1e-7 of that term.
 
         Args:
             y: broadcasts against ``(*batch,)``.
@@ -286,16 +289,28 @@ class Predictive:
         spread = mean_absolute_difference(self.means, self.variances, weights.expand_as(self.means), by_integral)
         return torch.where(distance.isinf(), distance, distance - 0.5 * spread)
 
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw n independent values for each row, ``(n, *batch)``; without gradients."""
-        shape = (*self.batch_shape, n)
+    def sample(self, sample_shape: int | Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
+        """Draw independent values for each row, as ``torch.distributions`` does; without gradients.
+
+        Args:
+            sample_shape: Shape of the draws of each row, such as ``(100,)`` or ``torch.Size([100])``; an integer n
+                means ``(n,)``, nothing means one draw.
+            generator: Source of random numbers; by default that of ``torch.manual_seed``.
+
+        Returns:
+            ``(*sample_shape, *batch)``; NaN where a parameter of the row is.
+        """
+        sample_shape = (sample_shape,) if isinstance(sample_shape, int) else tuple(sample_shape)
+        shape = (*self.batch_shape, math.prod(sample_shape))
         with torch.no_grad():
             uniform = torch.rand(shape, generator=generator, dtype=self.mean.dtype, device=self.mean.device)
             noise = torch.randn(shape, generator=generator, dtype=self.mean.dtype, device=self.mean.device)
             component = torch.searchsorted(self.log_weights.exp().cumsum(-1), uniform, right=True)
             component = component.clamp_max(self.means.shape[-1] - 1)  # the weights may sum to a little less than one
-            stddevs = self.variances.gather(-1, component).sqrt()
-            return (self.means.gather(-1, component) + stddevs * noise).movedim(-1, 0)
+            draws = self.means.gather(-1, component) + self.variances.gather(-1, component).sqrt() * noise
+            unknown = (self.means.isnan() | self.variances.isnan() | self.log_weights.isnan()).any(-1, keepdim=True)
+            draws = torch.where(unknown, math.nan, draws)
+            return draws.movedim(-1, 0).reshape((*sample_shape, *self.batch_shape))
 
     def matched(self) -> Predictive:
         """The single Gaussian of the same mean and variances: cheap, an approximation of the mixture."""
@@ -317,6 +332,19 @@ class Predictive:
             mean=self.mean * scale + shift,
             epistemic_variance=self.epistemic_variance * scale.square(),
             aleatoric_variance=self.aleatoric_variance * scale.square(),
+        )
+
+    def widened(self, variance: Tensor) -> Predictive:
+        """Distribution of y plus an independent Gaussian error, which counts as epistemic; exact.
+
+        Args:
+            variance: Of the error, ``()`` or ``(*batch,)``.
+        """
+        variance = self._tensor("widened", "variance", variance, (), self.batch_shape)
+        return replace(
+            self,
+            variances=self.variances + variance[..., None],
+            epistemic_variance=self.epistemic_variance + variance,
         )
 
     def to(self, dtype: torch.dtype) -> Predictive:
@@ -345,7 +373,7 @@ class Predictive:
         if not isinstance(value, Tensor):
             value = np.array(value) if hasattr(value, "__array__") else value  # such as a column of a data frame
             value = torch.as_tensor(value, dtype=self.mean.dtype, device=self.mean.device)
-        _check(caller, argument, value, self.mean, *shapes)
+        check_floats(caller, argument, value, self.mean, *shapes)
         return value
 
     def _errors(self, caller: str, argument: str, value: Tensor | ArrayLike) -> Tensor:
@@ -358,6 +386,11 @@ class Predictive:
             fix = f"use {argument}.squeeze(-1)" if column else f"give one {argument} for each row, or a scalar"
             raise InputError(f"{caller}: {argument} must broadcast against the rows {batch}, got {shape}; {fix}")
         return value[..., None] - self.means
+
+    def _ratios(self, caller: str, argument: str, value: Tensor | ArrayLike) -> Tensor:
+        """The same in standard deviations of the components, bounded; NaN stays NaN, also for a point mass."""
+        errors = self._errors(caller, argument, value)
+        return torch.where(errors.isnan(), errors, normal.standardise(errors, self.variances)[0])
 
 
 def _plain(*tensors: Tensor) -> bool:
@@ -373,16 +406,3 @@ def _needs_gradient(*tensors: Tensor) -> bool:
 def _joined(parts: Tensor, dim: int) -> Tensor:
     """Components ``(*batch, K)`` of all members along one batch dimension side by side."""
     return parts.movedim(dim, -2).flatten(-2)
-
-
-def _check(caller: str, argument: str, value: object, like: Tensor | None = None, *shapes: Sequence[int]) -> None:
-    """A float tensor of the dtype and device of ``like``, and of one of ``shapes`` if any are given."""
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        came = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise InputError(f"{caller}: {argument} must be a float tensor, got {came}; use torch.as_tensor(x).float()")
-    if like is not None and (value.dtype, value.device) != (like.dtype, like.device):
-        wanted, came = f"{like.dtype} on {like.device}", f"{value.dtype} on {value.device}"
-        raise InputError(f"{caller}: {argument} must be {wanted} like the rest, got {came}; convert it with .to(...)")
-    if shapes and tuple(value.shape) not in [tuple(shape) for shape in shapes]:
-        wanted = " or ".join(str(tuple(shape)) for shape in shapes)
-        raise InputError(f"{caller}: {argument} must have shape {wanted}, got {tuple(value.shape)}; reshape it")

@@ -15,6 +15,6 @@ def normal_nodes(count: int, like: Tensor) -> tuple[Tensor, Tensor]:
     32 such nodes do better than 48 of Gauss-Hermite, which puts many where the normal density is negligible. The
     outermost node balances the tail that is cut off against the spacing; its place was found by experiment.
     """
-    t = torch.linspace(-1, 1, count, dtype=like.dtype, device=like.device)
+    t = torch.linspace(-1, 1, count, dtype=like.dtype, device=like.device) if count > 1 else like.new_zeros(1)
     z = torch.sinh(t) * (min(1.2 * math.sqrt(count), 8.0) / math.sinh(1))
     return z, torch.log_softmax(torch.cosh(t).log() - 0.5 * z.square(), 0)

@@ -20,91 +20,100 @@ _POINTS = 8  # that stand for a component where a first guess of a quantile is l
 def quantiles(
     means: Tensor, variances: Tensor, log_weights: Tensor, mean: Tensor, stddev: Tensor, q: Tensor, tolerance: float
 ) -> Tensor:
-    """Where the cdf of each mixture is q, to rounding, where numbers can be looked at: each row until it is right.
+    """Where the cdf of each mixture is q, to rounding. Eager mode only: iterates each row to convergence.
 
     Args:
-        means: of the components, ``(*batch, K)``.
-        variances: of the components, ``(*batch, K)``.
-        log_weights: ``(K,)`` or ``(*batch, K)``.
-        mean: of each mixture, ``(*batch,)``.
-        stddev: of each mixture, ``(*batch,)``.
-        q: ``()`` or ``(n,)``.
-        tolerance: by how much the cdf may miss q.
+        means: Means of the components, ``(*batch, K)``.
+        variances: Variances of the components, ``(*batch, K)``.
+        log_weights: Logarithms of their weights, ``(K,)`` or ``(*batch, K)``.
+        mean: Mean of each mixture, ``(*batch,)``.
+        stddev: Standard deviation of each mixture, ``(*batch,)``.
+        q: Probabilities, ``()`` or ``(n,)``.
+        tolerance: By how much the cdf may miss q.
 
     Returns:
         ``(*batch, *q.shape)``, of the dtype of q.
     """
-    batch, count, shared, levels = means.shape[:-1], means.shape[-1], log_weights.dim() == 1, _Levels.of(q)
+    shape, count, shared = means.shape[:-1] + q.shape, means.shape[-1], log_weights.dim() == 1
+    levels = _Levels.of(q.double(), tiny=bool((torch.minimum(q, 1 - q) < 1e-3).any()))
     parts = (means, variances, log_weights, mean[..., None], stddev[..., None])
     means, variances, log_weights, mean, stddev = (x.reshape(-1, x.shape[-1]) for x in parts)
     weights, size = log_weights.double().softmax(-1), max(1, _ELEMENTS_AT_ONCE // (count * len(levels.sign)))
     roots = []
     for start in range(0, max(1, len(means)), size):
         rows = slice(start, start + size)
-        mixture = _Mixture.of(means[rows], variances[rows], weights[0] if shared else weights[rows])
+        mixture = _Mixture.of(means[rows].double(), variances[rows], weights[0] if shared else weights[rows])
         roots.append(_quantiles(mixture, mean[rows].double(), stddev[rows].double(), levels, tolerance))
-    found = torch.cat(roots).to(q.dtype).reshape(*batch, *q.shape)
+    found = torch.cat(roots).to(q.dtype).reshape(shape)
     return torch.where((q > 0) & (q < 1), found, torch.special.ndtri(q)) if levels.tiny else found
 
 
 def bisected(means: Tensor, variances: Tensor, log_weights: Tensor, q: Tensor) -> Tensor:
-    """The same where numbers cannot be looked at: bisection until one floating-point number is left.
+    """The same without branches on data, for tracing and transforms: bisects until one floating-point number is left.
+
+    Solves the same equation, :meth:`_Mixture.excess`, in the dtype of the mixture.
 
     Args:
-        means: of the components, ``(*batch, K)``.
-        variances: of the components, ``(*batch, K)``.
-        log_weights: ``(K,)`` or ``(*batch, K)``.
-        q: broadcasts against ``(*batch,)``.
+        means: Means of the components, ``(*batch, K)``.
+        variances: Variances of the components, ``(*batch, K)``.
+        log_weights: Logarithms of their weights, ``(K,)`` or ``(*batch, K)``.
+        q: Probabilities, ``()`` or ``(n,)``.
+
+    Returns:
+        ``(*batch, *q.shape)``.
     """
-    q, means, variances, weights = q.detach(), means.detach(), variances.detach(), log_weights.detach().softmax(-1)
-    tail, sign = torch.minimum(q, 1 - q), 1 - 2 * (q > 0.5).to(q)  # the smaller tail keeps its digits
-    upper = torch.full_like(means[..., 0] + q, math.inf)
+    shape, levels, weights = means.shape[:-1] + q.shape, _Levels.of(q, tiny=True), log_weights.softmax(-1)
+    means, variances = (x.reshape(-1, x.shape[-1]) for x in (means, variances))
+    mixture = _Mixture.of(means, variances, weights if weights.dim() == 1 else weights.reshape(means.shape))
+    upper = torch.full_like(means[:, :1] + levels.target, math.inf)  # (rows, levels)
     lower, largest = -upper, torch.finfo(q.dtype).max
     for _ in range(8 * q.dtype.itemsize):
         y = _between(lower, upper).clamp(-largest, largest)
-        a, _ = normal.standardise(sign[..., None] * (y[..., None] - means), variances)
-        excess = sign * ((weights * normal.cdf(a)).sum(-1) - tail)
+        excess = mixture.excess(mixture.ratios(y), levels)[0]
         lower, upper = torch.where(excess < 0, y, lower), torch.where(excess < 0, upper, y)
-    return torch.where(excess.isnan(), excess, torch.where(upper.abs() < largest, upper, 2 * upper))
+    root = torch.where(upper.abs() < largest, upper, 2 * upper)
+    return torch.where(excess.isnan(), excess, root).reshape(shape)
 
 
 class _Levels(NamedTuple):
-    """Probabilities q in the form in which their quantiles are found.
+    """Probabilities q in the form in which their quantiles are found, each ``(levels,)``.
 
     Args:
-        erf: 2 q - 1, ``(levels,)``.
-        tail: q or 1 - q, whichever is less, ``(levels,)``.
-        sign: 1 where it is q, else -1, ``(levels,)``.
-        standard: quantiles of the standard normal distribution divided by sqrt(2), ``(levels,)``.
-        tiny: whether a tail is lost in 2 q - 1; it is kept by erfc, which takes twice the time of erf.
+        q: The probabilities.
+        sign: 1 where q is at most one half, else -1.
+        target: What :meth:`_Mixture.excess` compares with: 2 q - 1, or if ``tiny`` the smaller of q and 1 - q times
+            the sign.
+        standard: Quantiles of the standard normal distribution divided by sqrt(2).
+        tiny: Whether the smaller tails are computed as such, by erfc; 2 q - 1 loses their digits, but erf takes half
+            the time.
     """
 
-    erf: Tensor
-    tail: Tensor
+    q: Tensor
     sign: Tensor
+    target: Tensor
     standard: Tensor
     tiny: bool
 
     @staticmethod
-    def of(q: Tensor) -> _Levels:
-        """In double precision."""
-        q = q.double().flatten()
+    def of(q: Tensor, tiny: bool) -> _Levels:
+        """From ``()`` or ``(levels,)`` probabilities, in their precision."""
+        q = q.reshape(-1)
         tail, sign = torch.minimum(q, 1 - q), 1 - 2 * (q > 0.5).to(q)
-        return _Levels(2 * q - 1, tail, sign, sign * _standard(tail), bool(tail.min() < 1e-3))
+        return _Levels(q, sign, sign * tail if tiny else 2 * q - 1, sign * _standard(tail), tiny)
 
     def single(self) -> _Levels:
         """In single precision."""
-        return _Levels(self.erf.float(), self.tail.float(), self.sign.float(), self.standard.float(), self.tiny)
+        return _Levels(self.q.float(), self.sign.float(), self.target.float(), self.standard.float(), self.tiny)
 
 
 class _Mixture(NamedTuple):
     """Some rows of a mixture in the form in which quantiles are found.
 
     Args:
-        means: of the components, ``(rows, 1, K)``.
+        means: Means of the components, ``(rows, 1, K)``.
         scales: 1 / (sqrt(2) stddev) of each, ``(rows, 1, K)``.
-        weights: of the components, ``(K,)`` or ``(rows, 1, K)``; they sum to one.
-        log_weights: their logarithms.
+        weights: Weights of the components, ``(K,)`` or ``(rows, 1, K)``; they sum to one.
+        log_weights: Their logarithms.
     """
 
     means: Tensor
@@ -114,10 +123,10 @@ class _Mixture(NamedTuple):
 
     @staticmethod
     def of(means: Tensor, variances: Tensor, weights: Tensor) -> _Mixture:
-        """In double precision."""
-        scales = variances.clamp_min(normal.smallest_variance(variances.dtype)).double().mul_(2).rsqrt_()
+        """In the precision of the means; variances ``(rows, K)`` of zero become the smallest of their own."""
+        variances = variances.clamp_min(normal.smallest_variance(variances.dtype)).to(means.dtype)
         weights = weights if weights.dim() == 1 else weights[:, None]
-        return _Mixture(means.double()[:, None], scales[:, None], weights, weights.log())
+        return _Mixture(means[:, None], variances.rsqrt()[:, None] * math.sqrt(0.5), weights, weights.log())
 
     def take(self, rows: Tensor | slice) -> _Mixture:
         """Rows chosen by any index."""
@@ -136,9 +145,24 @@ class _Mixture(NamedTuple):
         points = (self.means + _standard(shares)[:, None] / self.scales).flatten(1)  # component k is k, k + K, ...
         points, order = points.sort(-1)
         weights = self.weights.expand_as(self.means).flatten(1).gather(-1, order % self.means.shape[-1])
-        below = (0.5 + 0.5 * levels.erf).expand(len(points), -1).contiguous()
+        below = levels.q.expand(len(points), -1).contiguous()
         places = torch.searchsorted(weights.cumsum(-1) / _POINTS, below).clamp_max_(points.shape[-1] - 1)
         return points.gather(-1, places)
+
+    def ratios(self, y: Tensor) -> Tensor:
+        """Standardised distances a of y ``(rows, levels)`` from the components, ``(rows, levels, K)``."""
+        return (y[..., None] - self.means).mul_(self.scales)
+
+    def excess(self, a: Tensor, levels: _Levels) -> tuple[Tensor, Tensor]:
+        r"""The equation of a quantile: what the cdf exceeds q by, and :math:`g = \operatorname{erf}^{-1}(2 F - 1)`.
+
+        The excess is on the scale of ``levels``: 2 (F - q), or F - q as the difference of the smaller tails.
+        """
+        if levels.tiny:
+            tail = self._average(normal.cdf(a * (levels.sign * math.sqrt(2))[:, None]))
+            return levels.sign * tail - levels.target, levels.sign * _standard(tail)
+        erf = self._average(torch.erf(a))
+        return erf - levels.target, erf.erfinv()
 
     def halley(self, y: Tensor, levels: _Levels) -> tuple[Tensor, Tensor, Tensor]:
         r"""Excess of the cdf at y, Halley's steps from the quantiles to y, and slopes g', each ``(rows, levels)``.
@@ -151,15 +175,9 @@ class _Mixture(NamedTuple):
         .. math:: d = \frac{g - g_q}{g'}, \qquad \text{step} = \frac{d}{1 - d\, g'' / (2 g')}, \qquad
             \frac{g''}{2 g'} = g g' - \frac1D \sum_k w_k s_k^2 a_k e^{-a_k^2}
         """
-        a = (y[..., None] - self.means).mul_(self.scales)
-        bound, least = (8.0, 1e-27) if a.dtype == torch.float32 else (25.0, 1e-270)
-        a.clamp_(-bound, bound)  # keeps out of the denormal range, where a CPU is slow
-        if levels.tiny:
-            tail = 0.5 * self._average(torch.erfc(a * -levels.sign[:, None]))
-            excess, g = levels.sign * (tail - levels.tail), levels.sign * _standard(tail)
-        else:
-            erf = self._average(torch.erf(a))
-            excess, g = erf - levels.erf, erf.erfinv()
+        bound, least = (8.0, 1e-27) if y.dtype == torch.float32 else (25.0, 1e-270)
+        a = self.ratios(y).clamp_(-bound, bound)  # keeps out of the denormal range, where a CPU is slow
+        excess, g = self.excess(a, levels)
         terms = torch.threshold_(torch.addcmul(self.log_weights, a, a, value=-1).exp_(), least, 0).mul_(self.scales)
         density = terms.sum(-1)
         bend = a.mul_(terms).mul_(self.scales).sum(-1).div_(density)
@@ -202,8 +220,10 @@ def _quantiles(mixture: _Mixture, mean: Tensor, stddev: Tensor, levels: _Levels,
 def _solved(mixture: _Mixture, y: Tensor, levels: _Levels, most: int) -> tuple[Tensor, Tensor]:
     """Quantiles ``(rows, levels)`` from a first guess y, and which rows are settled, after so many steps at most.
 
-    A quantile is settled by a step so short that no component bends over it, or when its bounds have met. Steps that
-    leave the bounds, and every second one after the first few, are bisections. A guess that is not finite stays.
+    A quantile is settled by a step so short that no component bends over it, or when its bounds have met. A step below
+    rounding settles it only if the cdf crosses q between y and the next numbers: a point mass makes steps short without
+    being the quantile. Steps that leave the bounds, and every second one after the first few, are bisections. A guess
+    that is not finite stays.
     """
     found, settled, left = y.clone(), torch.zeros_like(y[:, 0], dtype=torch.bool), torch.arange(len(y), device=y.device)
     lower, upper = torch.full_like(y, -math.inf), torch.full_like(y, math.inf)
@@ -218,9 +238,14 @@ def _solved(mixture: _Mixture, y: Tensor, levels: _Levels, most: int) -> tuple[T
         excess, step, slope = mixture.halley(y, levels)
         following = y - step
         lower, upper = torch.where(excess < 0, y, lower), torch.where(excess < 0, upper, y)
+        short, rounding = slope * mixture.error_after(step) <= _STEP_ERROR, 2 * torch.finfo(y.dtype).eps * y.abs()
+        stuck = ~short & (step.abs() <= rounding)
+        if stuck.any():
+            beyond = y - torch.copysign(rounding, step)
+            crossed = (mixture.excess(mixture.ratios(beyond), levels)[0] < 0) != (excess < 0)
+            short |= stuck & crossed
+            following = torch.where(stuck & ~crossed, beyond, following)
         free = (lower <= following) & (following <= upper) & (number < _FREE_STEPS or number % 2 == 0)
-        short = slope * mixture.error_after(step) <= _STEP_ERROR
-        short |= step.abs() <= 2 * torch.finfo(y.dtype).eps * y.abs()
         reached = done | (free & short)
         if not reached.all():
             middle = _between(lower, upper)

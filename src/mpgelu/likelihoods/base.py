@@ -1,0 +1,73 @@
+"""What every likelihood offers: the one place that knows what the outputs of a network mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from mpgelu.moments import Moments
+from mpgelu.predictive import Predictive
+from mpgelu.registry import Registry
+
+likelihoods: Registry[Likelihood] = Registry("likelihood")
+
+
+class Likelihood(nn.Module):
+    """The distribution of a target given the outputs h of a network, averaged over Gaussian h.
+
+    Subclasses implement :meth:`expected_log_prob` and :meth:`predictive` and set ``outputs``; the other methods follow
+    from these unless a subclass knows a cheaper form. Whoever trains, predicts, explains or exports asks the
+    likelihood; nobody else knows the place of an output. Register a subclass with ``likelihoods.register`` so that
+    models with it can be saved.
+
+    Attributes:
+        outputs: How many numbers the network must give for each row.
+    """
+
+    outputs: int = 1
+
+    def expected_log_prob(self, moments: Moments | Tensor, y: Tensor) -> Tensor:
+        r"""Expectation of :math:`\log p(y \mid h)` over the moments of h, ``(*batch,)``: the training objective.
+
+        Args:
+            moments: Of the outputs, mean ``(*batch, outputs)``; a tensor counts as known exactly.
+            y: Targets ``(*batch,)``.
+        """
+        raise NotImplementedError
+
+    def predictive(self, moments: Moments | Tensor, nodes: int = 32) -> Predictive:
+        """Distribution of the target for each row, ``(*batch,)``.
+
+        Args:
+            moments: Of the outputs, mean ``(*batch, outputs)``; a tensor counts as known exactly.
+            nodes: Components of the mixture that stands for an uncertain noise, where there is one.
+        """
+        raise NotImplementedError
+
+    def variance(self, moments: Moments | Tensor) -> Tensor:
+        """Predictive variance of the target, ``(*batch,)``."""
+        return self.predictive(moments, 2).variance
+
+    def noise(self, moments: Moments | Tensor) -> Tensor:
+        """Expected variance of the observation given the outputs, the aleatoric part, ``(*batch,)``."""
+        return self.predictive(moments, 2).aleatoric_variance
+
+    def mean_part(self, variances: Tensor, moments: Moments) -> Tensor:
+        """What independent sources add to the variance of the predictive mean, ``(*batch, sources)``.
+
+        The mean of the target is the first output unless a subclass says otherwise.
+
+        Args:
+            variances: What each source adds to the variance of each output, ``(*batch, sources, outputs)``.
+            moments: Of the outputs.
+        """
+        return variances[..., 0]
+
+    def initialise(self, weight: Tensor, bias: Tensor) -> None:
+        """Scale the freshly drawn last layer, ``(outputs, n)`` and ``(outputs,)``, so that training starts well."""
+        bias.zero_()
+
+    def described(self) -> dict[str, Any]:
+        """Name and settings, for ``likelihoods.build``."""
+        return likelihoods.describe(self)
