@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import mpgelu as mp
 from mpgelu import DiagonalMoments, FactoredMoments, FullMoments, layers, native
+from mpgelu.moments import Moments
+from mpgelu.networks import FeatureScale
 from mpgelu.rules import fork
 
 KINDS = [DiagonalMoments, FactoredMoments, FullMoments]
@@ -28,6 +30,9 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "Softplus": layers.Softplus,
     "BatchNorm1d": lambda: layers.BatchNorm1d(4),
     "LayerNorm": lambda: layers.LayerNorm(4),
+    "Periodic": lambda: layers.Periodic(4, frequencies=3, outputs=2),
+    "Scale": lambda: layers.Scale(4),
+    "RobustScale": lambda: layers.RobustScale(torch.randn(4), torch.rand(4) + 0.5),
     "Operation": lambda: layers.Operation(fork),
     "Elementwise": lambda: layers.Elementwise(layers.Tanh().activation),
 }
@@ -73,12 +78,12 @@ def test_layers(name: str, kind: Any) -> None:
 class Summary(nn.Module):
     """An ensemble's predictive as plain tensors."""
 
-    def __init__(self, covariance: Any, members: int = 2) -> None:
+    def __init__(self, moments: type[Moments], members: int = 2) -> None:
         super().__init__()
         stack = mp.Stack([mp.network(3, (6, 5), rate=0.1) for _ in range(members)])
-        scales = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 1.0, 0.5]), torch.tensor(7.0), torch.tensor(2.0)
-        weights = torch.full((members,), 1 / members)
-        self.ensemble = mp.Ensemble(stack, mp.HeteroscedasticGaussian(), weights, *scales, covariance)
+        scaling = FeatureScale.standard(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 1.0, 0.5]))
+        weights, target = torch.full((members,), 1 / members), (torch.tensor(7.0), torch.tensor(2.0))
+        self.ensemble = mp.Ensemble([stack], weights, mp.HeteroscedasticGaussian(), scaling, *target, moments)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         predictive = self.ensemble(x, None, 8)
@@ -86,9 +91,9 @@ class Summary(nn.Module):
         return predictive.mean, predictive.stddev, predictive.epistemic_variance, quantiles, predictive.log_prob(7.0)
 
 
-@pytest.mark.parametrize("covariance", ["exact", "diagonal"])
-def test_the_whole_predictive(covariance: str) -> None:
-    module = Summary(covariance).requires_grad_(False).eval()
+@pytest.mark.parametrize("moments", [FactoredMoments, DiagonalMoments])
+def test_the_whole_predictive(moments: type[Moments]) -> None:
+    module = Summary(moments).requires_grad_(False).eval()
     x = torch.randn(4, 3)
     wanted = module(x)
     torch.compiler.reset()

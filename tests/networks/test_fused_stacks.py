@@ -141,7 +141,7 @@ def test_a_nan_reaches_only_its_own_row_and_its_model(nonlinearity: str) -> None
 
 def test_paper_networks_with_dropout_that_is_not_rescaled() -> None:
     torch.manual_seed(0)
-    stack = Stack([mp.paper_network("mpgelu", 4, rate=rate) for rate in (0.1, 0.4)])
+    stack = Stack([mp.paper_network(4, rate=rate) for rate in (0.1, 0.4)])
     moments = DiagonalMoments.certain(torch.randn(2, 10, 4))
     fused = outputs_and_gradients(stack, moments)
     with native.disabled():

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import mpgelu as mp
 from mpgelu import Dropout, FactoredMoments, FullMoments, GaussianLinear, InputError, Linear, Stack
+from mpgelu.layers import LeakyReLU, Tanh
 from reference import TYPES
 
 
@@ -38,6 +39,16 @@ def test_network_variants() -> None:
     assert sum(isinstance(layer, GaussianLinear) for layer in gaussian) == 2
 
 
+def test_network_takes_a_factory_of_nonlinearities() -> None:
+    net = mp.network(4, hidden=(8, 8), nonlinearity=Tanh, rate=0)
+    assert names(net) == ["Linear", "Tanh", "Linear", "Tanh", "Linear"]
+    assert net[1] is not net[3]
+    leaky = mp.network(4, hidden=(8,), nonlinearity=lambda: LeakyReLU(0.2), rate=0)
+    assert isinstance(leaky[1], LeakyReLU)
+    assert leaky[1].negative_slope == 0.2
+    assert leaky(FactoredMoments.certain(torch.randn(3, 4))).mean.shape == (3, 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -46,6 +57,10 @@ def test_network_variants() -> None:
         ({"outputs": -1}, "outputs must be a positive whole number, got -1"),
         ({"hidden": (8, 0)}, "hidden must be a positive whole number, got 0"),
         ({"nonlinearity": "tanh"}, "nonlinearity must be 'mpgelu' or 'relu', got 'tanh'"),
+        ({"hidden": 32}, r"hidden must be a sequence .*, got 32; for one hidden layer use hidden=\(32,\)"),
+        ({"hidden": "32"}, r"hidden must be a sequence .*, got '32'$"),
+        ({"nonlinearity": Tanh()}, r"got the layer Tanh\(\); every hidden layer needs its own, so give the class Tanh"),
+        ({"nonlinearity": lambda: 3}, "nonlinearity must make an nn.Module, but it made 3"),
         ({"rate": 1.0}, r"rate must be in \[0, 1\), got 1.0"),
     ],
 )
@@ -59,7 +74,7 @@ def test_bad_sizes(arguments: dict[str, Any], text: str) -> None:
 
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_paper_network_mpgelu(outputs: int) -> None:
-    net = mp.paper_network("mpgelu", 7, outputs, rate=0.05)
+    net = mp.paper_network(7, outputs, rate=0.05)
     assert names(net) == ["Dropout", "Linear", "MPGELU", "Linear", "MPGELU", "Linear"]
     shapes = [tuple(layer.weight.shape) for layer in net if isinstance(layer, Linear)]
     assert shapes == [(20, 7), (20, 20), (outputs, 20)]
@@ -67,14 +82,14 @@ def test_paper_network_mpgelu(outputs: int) -> None:
 
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_paper_network_relu(outputs: int) -> None:
-    net = mp.paper_network("relu", 7, outputs, rate=0.05)
+    net = mp.paper_network(7, outputs, nonlinearity="relu", rate=0.05)
     assert names(net) == ["Dropout", "Linear", "ReLU", "Dropout", "Linear", "ReLU", "Dropout", "Linear"]
     assert [layer.covariance for layer in net if isinstance(layer, mp.ReLU)] == ["dvi", "dvi"]
 
 
 @pytest.mark.parametrize("nonlinearity", ["mpgelu", "relu"])
 def test_paper_network_starts_glorot_uniform_without_rescaled_dropout(nonlinearity: Any) -> None:
-    net = mp.paper_network(nonlinearity, 300, 2, rate=0.05, width=200)
+    net = mp.paper_network(300, nonlinearity=nonlinearity, rate=0.05, width=200)
     for layer in net:
         if isinstance(layer, Linear):
             bound = math.sqrt(6 / sum(layer.weight.shape))
@@ -87,11 +102,18 @@ def test_paper_network_starts_glorot_uniform_without_rescaled_dropout(nonlineari
             assert layer.rate.item() == pytest.approx(0.05)
 
 
+def test_paper_network_relu_with_dropout_on_the_input_alone() -> None:
+    net = mp.paper_network(nonlinearity="relu", in_features=7, rate=0.05, relu_dropout="input")
+    assert [type(layer).__name__ for layer in net] == ["Dropout", "Linear", "ReLU", "Linear", "ReLU", "Linear"]
+
+
 def test_paper_network_names_itself_in_errors() -> None:
+    with pytest.raises(InputError, match=r"^paper_network: relu_dropout must be 'each' or 'input', got 'none'"):
+        mp.paper_network(nonlinearity="relu", in_features=3, relu_dropout="none")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"^paper_network: nonlinearity"):
-        mp.paper_network("gelu", 3)  # type: ignore[arg-type]
+        mp.paper_network(3, nonlinearity="gelu")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"^paper_network: in_features"):
-        mp.paper_network("relu", 0)
+        mp.paper_network(0, nonlinearity="relu")
 
 
 # Stack

@@ -173,6 +173,19 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(models: tuple[in
     assert not torch.equal(first, other)
 
 
+def test_a_shuffle_of_its_own_frees_a_model_from_its_stack_mates() -> None:
+    X, y = data(models=(3,))
+
+    def train(which: list[int], own: bool) -> list[Tensor]:
+        stack = Stack([small(seed) for seed in which])
+        shuffle = (lambda generator: torch.rand(3, 64, generator=generator)[which]) if own else None
+        fit(stack, (X[which], y[which]), shuffle=shuffle)
+        return [state(net) for net in stack.unstack()]
+
+    assert torch.equal(train([2], own=True)[0], train([0, 1, 2], own=True)[2])
+    assert not torch.equal(train([2], own=False)[0], train([0, 1, 2], own=False)[2])
+
+
 def test_global_random_numbers_are_left_alone() -> None:
     net = small()
     torch.manual_seed(5)

@@ -1,7 +1,20 @@
 """Networks built from layers: perceptrons, the paper's networks, many networks as one, many rows in bounded memory."""
 
 from mpgelu.networks.mlp import Nonlinearity, network, paper_network
+from mpgelu.networks.parts import Parts, feature_names, parts_of
 from mpgelu.networks.propagation import propagate
-from mpgelu.networks.stack import Stack
+from mpgelu.networks.scaling import FeatureScale
+from mpgelu.networks.stack import Stack, is_random
 
-__all__ = ["Nonlinearity", "Stack", "network", "paper_network", "propagate"]
+__all__ = [
+    "FeatureScale",
+    "Nonlinearity",
+    "Parts",
+    "Stack",
+    "feature_names",
+    "is_random",
+    "network",
+    "paper_network",
+    "parts_of",
+    "propagate",
+]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from torch import nn
 
 from mpgelu.errors import InputError
-from mpgelu.layers import MPGELU, Dropout, GaussianLinear, Linear, ReLU
+from mpgelu.layers import MPGELU, Dropout, GaussianLinear, Linear, Periodic, ReLU, Scale
 
 Nonlinearity = Literal["mpgelu", "relu"]
 
@@ -20,9 +20,10 @@ def network(
     hidden: Sequence[int] = (64, 64),
     outputs: int = 2,
     *,
-    nonlinearity: Nonlinearity = "mpgelu",
+    nonlinearity: Nonlinearity | Callable[[], nn.Module] = "mpgelu",
     rate: float = 0.05,
     gaussian_weights: bool = False,
+    embedding: float | None = None,
 ) -> nn.Sequential:
     """A multilayer perceptron for moments: dropout before every linear layer, a nonlinearity between them.
 
@@ -33,9 +34,12 @@ def network(
         in_features: number of input features.
         hidden: width of each hidden layer, any number of them.
         outputs: 2 for mean and log-variance (:class:`HeteroscedasticGaussian`), 1 for the mean (:class:`Gaussian`).
-        nonlinearity: ``"mpgelu"`` or ``"relu"`` (with exact covariance).
+        nonlinearity: ``"mpgelu"``, ``"relu"`` (with exact covariance), or a function without arguments that makes one
+            layer, for example :class:`mpgelu.layers.Tanh` itself; it is called once for each hidden layer.
         rate: dropout rate, rescaled as in torch; 0 leaves the dropout layers out.
         gaussian_weights: use :class:`GaussianLinear`, whose weights are random too.
+        embedding: Standard deviation of the starting frequencies of a :class:`Periodic` embedding of the features, in
+            cycles per unit; ``None`` for no embedding.
 
     Example:
         >>> import torch, mpgelu
@@ -45,11 +49,16 @@ def network(
     """
     _check_sizes("network", in_features=in_features, outputs=outputs, hidden=hidden)
     layer = GaussianLinear if gaussian_weights else Linear
-    widths = [in_features, *hidden, outputs]
     modules: list[nn.Module] = []
+    inputs = in_features
+    if embedding is not None:
+        periodic = Periodic(in_features, sigma=embedding)
+        inputs = periodic.out_features
+        modules += [periodic, Scale(inputs)]
+    widths = [inputs, *hidden, outputs]
     for position, (before, after) in enumerate(itertools.pairwise(widths)):
         if position > 0:
-            modules.append(_nonlinearity("network", nonlinearity, "exact"))
+            modules.append(_nonlinearity(nonlinearity))
         if rate:
             modules.append(Dropout(rate))
         modules.append(layer(before, after))
@@ -57,7 +66,13 @@ def network(
 
 
 def paper_network(
-    nonlinearity: Nonlinearity, in_features: int, outputs: int = 2, rate: float = 0.01, width: int = 20
+    in_features: int,
+    outputs: int = 2,
+    *,
+    nonlinearity: Nonlinearity = "mpgelu",
+    rate: float = 0.01,
+    width: int = 20,
+    relu_dropout: Literal["each", "input"] = "each",
 ) -> nn.Sequential:
     """The networks of the paper: two hidden layers of 20 units, dropout without rescaling.
 
@@ -66,17 +81,21 @@ def paper_network(
     the paper's numbers.
 
     Args:
-        nonlinearity: ``"mpgelu"`` or ``"relu"``.
         in_features: Q, the number of input features.
         outputs: 2 (mean and log-variance) or 1.
+        nonlinearity: ``"mpgelu"`` or ``"relu"``.
         rate: dropout rate.
         width: units in each hidden layer.
+        relu_dropout: where the ReLU network has dropout, before "each" dense layer as in the paper, or on the "input"
+            alone, as the MP-GELU network always has it.
     """
+    if relu_dropout not in ("each", "input"):
+        raise InputError(f"paper_network: relu_dropout must be 'each' or 'input', got {relu_dropout!r}")
     _check_sizes("paper_network", in_features=in_features, outputs=outputs, hidden=(width,))
     modules: list[nn.Module] = [Dropout(rate, rescale=False), Linear(in_features, width)]
     for after in (width, outputs):
-        modules.append(_nonlinearity("paper_network", nonlinearity, "dvi"))
-        if nonlinearity == "relu":
+        modules.append(_named_nonlinearity("paper_network", nonlinearity, "dvi"))
+        if nonlinearity == "relu" and relu_dropout == "each":
             modules.append(Dropout(rate, rescale=False))
         modules.append(Linear(width, after))
     for module in modules:
@@ -86,7 +105,22 @@ def paper_network(
     return nn.Sequential(*modules)
 
 
-def _nonlinearity(caller: str, name: str, covariance: Literal["exact", "dvi"]) -> nn.Module:
+def _nonlinearity(choice: Nonlinearity | Callable[[], nn.Module]) -> nn.Module:
+    """A new layer by its name or from its factory."""
+    if isinstance(choice, nn.Module):
+        raise InputError(
+            f"network: nonlinearity must be a name or a function that makes a layer, got the layer {choice}; "
+            f"every hidden layer needs its own, so give the class {type(choice).__name__} or lambda: {choice}"
+        )
+    if not callable(choice):
+        return _named_nonlinearity("network", choice, "exact")
+    layer = choice()
+    if not isinstance(layer, nn.Module):
+        raise InputError(f"network: nonlinearity must make an nn.Module, but it made {layer!r}")
+    return layer
+
+
+def _named_nonlinearity(caller: str, name: str, covariance: Literal["exact", "dvi"]) -> nn.Module:
     if name == "mpgelu":
         return MPGELU()
     if name == "relu":
@@ -95,6 +129,11 @@ def _nonlinearity(caller: str, name: str, covariance: Literal["exact", "dvi"]) -
 
 
 def _check_sizes(caller: str, *, in_features: int, outputs: int, hidden: Sequence[int]) -> None:
+    if not isinstance(hidden, Iterable) or isinstance(hidden, str):  # type: ignore[unreachable]
+        raise InputError(
+            f"{caller}: hidden must be a sequence with the width of each hidden layer, got {hidden!r}"
+            + f"; for one hidden layer use hidden=({hidden},)" * isinstance(hidden, numbers.Integral)
+        )
     sizes: list[tuple[str, object]] = [("in_features", in_features), ("outputs", outputs)]
     for name, size in [*sizes, *(("hidden", width) for width in hidden)]:
         if not isinstance(size, numbers.Integral) or int(size) < 1:

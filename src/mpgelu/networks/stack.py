@@ -5,17 +5,19 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from mpgelu.errors import InputError
-from mpgelu.layers import MPGELU, Dropout, Linear, ReLU
+from mpgelu.layers import Dropout, GaussianLinear
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
 from mpgelu.native import perceptron
 from mpgelu.native.row_wise import use_native
+from mpgelu.networks import batched
+from mpgelu.networks.description import Description, build, check_describable, describe, is_describable, perceptron_of
 from mpgelu.rules.dropout import mask_moments
 
 
@@ -33,6 +35,7 @@ class Stack(nn.Module):
         super().__init__()
         if not networks:
             raise InputError("Stack: needs at least one network, got none")
+        self._models = len(networks)
         parameters, buffers = stack_module_state(list(networks))
         self._names = [*parameters]
         self._buffer_names = [*buffers]
@@ -41,17 +44,35 @@ class Stack(nn.Module):
         for position, name in enumerate(self._buffer_names):
             self.register_buffer(f"buffer_{position}", buffers[name].detach().clone())
         self._skeleton = (copy.deepcopy(networks[0]).to("meta"),)  # in a tuple, so that its parameters stay hidden
-        self._perceptron = _as_perceptron(networks[0])
+        self._perceptron = perceptron_of(describe(networks[0])) if is_describable(networks[0]) else None
+        self._is_batched = batched.has_batched_form(networks[0])
+
+    @classmethod
+    def empty(cls, description: Description, models: int) -> Self:
+        """Networks of a description without parameters; load a state into them, assigned.
+
+        Args:
+            description: Of each of the networks.
+            models: How many there are.
+        """
+        stack = cls([build(description)])
+        stack._models = models
+        for tensor in (*stack.parameters(), *stack.buffers()):
+            tensor.data = tensor.data.expand(models, *tensor.shape[1:])  # on "meta", where sizes cost nothing
+        return stack
 
     def __len__(self) -> int:
         """Number of models."""
-        return len(self.get_parameter("parameter_0"))
+        return self._models
 
     def forward(self, value: Any) -> Any:
         """Run every network on its own slice of ``value``, whose tensors are ``(models, *batch, n)``."""
         fused = self._fused(value) if isinstance(value, (DiagonalMoments, FactoredMoments)) else None
         if fused is not None:
             return fused
+        if isinstance(value, Tensor) and value.dim() == 3 and self._is_batched:
+            parameters, buffers = self.state()
+            return batched.run(self.architecture, value, parameters | buffers)
         return vmap(self._run)(*self.state(), value)
 
     def each(self, function: Callable[[nn.Module], Tensor]) -> Tensor:
@@ -87,7 +108,7 @@ class Stack(nn.Module):
 
     def _fused(self, value: DiagonalMoments | FactoredMoments) -> DiagonalMoments | FullMoments | None:
         """All layers of all networks in one native call, if there is one that can do it."""
-        networks = self.perceptron
+        networks = self._perceptrons()
         if networks is None or value.mean.dim() != 3 or len(value.mean) != len(self):
             return None
         if isinstance(value, DiagonalMoments):
@@ -109,17 +130,33 @@ class Stack(nn.Module):
         return FullMoments(*perceptron.propagate_exactly(networks, value.mean, variance))
 
     @property
-    def perceptron(self) -> perceptron.Perceptrons | None:
-        """The networks as plain arrays, if they are linear layers with MP-GELU or ReLU between them; else ``None``."""
-        if self._perceptron is None:
+    def architecture(self) -> nn.Module:
+        """One of the networks, without parameters (they are on the device "meta")."""
+        return self._skeleton[0]
+
+    @property
+    def description(self) -> Description:
+        """Of each of the networks.
+
+        Raises:
+            InputError: A layer is of a type that is not registered.
+        """
+        return check_describable("Stack", self._skeleton[0])
+
+    def _perceptrons(self) -> perceptron.Perceptrons | None:
+        """The networks as plain arrays, if the kernels know them; else ``None``."""
+        found = self._perceptron
+        if found is None or any(layer.gaussian or not layer.bias for layer in found.layers):
             return None
-        layers, nonlinearity = self._perceptron
+        nonlinearity = _nonlinearity(found.nonlinearity)
+        if nonlinearity is None:
+            return None
         parameters, buffers = self.state()
-        weights = [parameters[layer.weight] for layer in layers]
-        biases = [parameters[layer.bias] for layer in layers]
+        weights = [parameters[f"{layer.name}.weight"] for layer in found.layers]
+        biases = [parameters[f"{layer.name}.bias"] for layer in found.layers]
         no_dropout = weights[0].new_zeros(len(self))
-        rates = (buffers[layer.rate] if layer.rate else no_dropout for layer in layers)
-        masks = [mask_moments(rate, layer.rescale) for rate, layer in zip(rates, layers, strict=True)]
+        rates = (buffers[f"{layer.dropout}.rate"] if layer.dropout else no_dropout for layer in found.layers)
+        masks = [mask_moments(rate, layer.rescale) for rate, layer in zip(rates, found.layers, strict=True)]
         gains, noises = (
             torch.stack([torch.as_tensor(part) for part in parts], 1) for parts in zip(*masks, strict=True)
         )
@@ -141,35 +178,22 @@ class _Called(nn.Module):
         return self.function(self.network)
 
 
-class _Layer(NamedTuple):
-    """Where a stacked network keeps one linear layer and the dropout before it."""
+def is_random(network: nn.Module) -> bool:
+    """Whether a network makes a known input uncertain: by dropout, random weights, or a layer that says so.
 
-    weight: str
-    bias: str
-    rate: str | None
-    rescale: bool
+    Layers from outside the package say so by an attribute ``is_random``.
+    """
+    return any(
+        isinstance(module, (Dropout, GaussianLinear)) or getattr(module, "is_random", False)
+        for module in network.modules()
+    )
 
 
 _RELU: dict[str, perceptron.Nonlinearity] = {"dvi": "relu_dvi", "exact": "relu_exact"}
 
 
-def _as_perceptron(network: nn.Module) -> tuple[list[_Layer], perceptron.Nonlinearity] | None:
-    """The layers, if the network is linear layers with one nonlinearity between them and dropout before any."""
-    layers: list[_Layer] = []
-    nonlinearities: set[perceptron.Nonlinearity] = set()
-    dropout: tuple[str, bool] | None = None
-    expected: tuple[type[nn.Module], ...] = (Dropout, Linear)
-    for name, module in network.named_children() if type(network) is nn.Sequential else ():
-        if type(module) not in expected or (isinstance(module, Linear) and module.bias is None):
-            return None
-        if isinstance(module, Dropout):
-            dropout, expected = (f"{name}.rate", module.rescale), (Linear,)
-        elif isinstance(module, Linear):
-            layers.append(_Layer(f"{name}.weight", f"{name}.bias", *(dropout or (None, True))))
-            dropout, expected = None, (MPGELU, ReLU)
-        else:
-            nonlinearities.add(_RELU[module.covariance] if isinstance(module, ReLU) else "mpgelu")
-            expected = (Dropout, Linear)
-    if expected != (MPGELU, ReLU) or len(nonlinearities) > 1:
-        return None
-    return layers, nonlinearities.pop() if nonlinearities else "mpgelu"
+def _nonlinearity(layer: Description | None) -> perceptron.Nonlinearity | None:
+    """What the kernels call a nonlinearity, if they know it; any will do where there is none."""
+    if layer is None or layer.kind == "MPGELU":
+        return "mpgelu"
+    return _RELU[layer.settings["covariance"]] if layer.kind == "ReLU" else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -14,6 +14,7 @@ from mpgelu import native
 from mpgelu.errors import InputError
 from mpgelu.moments import FactoredMoments, Moments
 from mpgelu.training.best import Best
+from mpgelu.training.data import Data, all_rows, source
 from mpgelu.training.interrupts import Interrupts
 from mpgelu.training.progress import training_progress
 from mpgelu.training.trainer import Likelihood, Optimizers, Schedulers, Trainer
@@ -43,7 +44,7 @@ class History:
 def fit(
     network: nn.Module,
     likelihood: Likelihood,
-    data: tuple[Tensor, Tensor],
+    data: Data,
     *,
     epochs: int = 500,
     batch_size: int = 256,
@@ -53,9 +54,10 @@ def fit(
     moments: Callable[[Tensor], Moments | Tensor] = FactoredMoments.certain,
     penalty: Callable[[], Tensor] | None = None,
     clip: float | None = None,
-    validation: tuple[Tensor, Tensor] | None = None,
+    validation: Data | None = None,
     patience: int | None = None,
     seed: int = 0,
+    shuffle: Callable[[torch.Generator], Tensor] | None = None,
     progress: bool = True,
     compile: bool = False,
 ) -> History:
@@ -69,18 +71,21 @@ def fit(
         network: any module from moments to moments. For a :class:`Stack`, data has a leading model dimension and every
             model is clipped, stopped and recovered on its own.
         likelihood: its parameters, if any, are trained too.
-        data: features ``(*models, rows, n)`` and targets ``(*models, rows)``.
+        data: features ``(*models, rows, n)`` and targets ``(*models, rows)``, tensors or numpy arrays; or a
+            ``DataLoader`` of such pairs, iterated once in each epoch with its own batches and order.
         epochs: passes through the data.
-        batch_size: rows in a batch.
-        drop_last: skip an incomplete last batch (unless it is the only one).
+        batch_size: rows in a batch; not used with a loader.
+        drop_last: skip an incomplete last batch (unless it is the only one); not used with a loader.
         optimizer: from parameters to a torch optimiser; default Adam with learning rate 0.01.
         scheduler: from the optimiser to a learning-rate scheduler, stepped after every batch.
         moments: from a batch of features to the network's input; the choice of covariance, or of input noise.
         penalty: added to the loss, for example ``lambda: layer.kl() / rows``.
         clip: largest gradient norm of a model.
-        validation: held-out data; the state of the best epoch is restored at the end.
+        validation: held-out data of the same kind; the state of the best epoch is restored at the end.
         patience: stop when no model has improved on the validation data for so many epochs.
-        seed: of the order of the rows.
+        seed: seed of the order of the rows; not used with a loader.
+        shuffle: from a generator to random numbers ``(*models, rows)``, by whose size an epoch orders the rows. The
+            default draws them anew for the whole stack, so that a model's order depends on its place in it.
         progress: show a progress bar when the standard error is a terminal.
         compile: run the loss through ``torch.compile`` where there is a C++ compiler; pays for long runs.
 
@@ -95,75 +100,58 @@ def fit(
         >>> bool(history.loss[-1] < history.loss[0])
         True
     """
-    X, y = _check_data("data", data)
-    if validation is not None:
-        validation = _check_data("validation", validation)
-    elif patience is not None:
+    _check_likelihood(likelihood)
+    if patience is not None and validation is None:
         raise InputError("fit: patience needs validation data; give validation=(X, y)")
     for name, number in (("epochs", epochs), ("batch_size", batch_size)):
         if number < 1:
             raise InputError(f"fit: {name} must be at least 1, got {number}")
+    like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
+    rows = source(data, like, batch_size, drop_last, seed, shuffle)
+    held_out = None if validation is None else all_rows("validation", validation, like)
+    models = rows.first[1].shape[:-1]
 
     def row_losses(X: Tensor, y: Tensor) -> Tensor:
         return -likelihood.expected_log_prob(network(moments(X)), y).mean(-1)
 
     losses = torch.compile(row_losses) if compile and native.can_compile() else row_losses
-    trainer = Trainer(network, likelihood, y.shape[:-1], losses, optimizer, scheduler, penalty, clip)
-    alone = likelihood if isinstance(likelihood, nn.Module) and y.dim() == 1 else None
-    best = Best(network, y.shape[:-1], alone)
-    generator = torch.Generator().manual_seed(seed)
+    trainer = Trainer(network, likelihood, models, losses, optimizer, scheduler, penalty, clip)
+    best = Best(network, models, likelihood if isinstance(likelihood, nn.Module) and not models else None)
     history: list[Tensor] = []
     started = time.perf_counter()
     with training_progress(progress) as bar, Interrupts() as interrupts:
         task = bar.add_task("training", total=epochs, loss=float("nan"))
         for _ in range(epochs):
-            batches = _batches(X, y, batch_size, drop_last, generator)
-            losses_seen = trainer.epoch(takewhile(lambda _: not interrupts.seen, batches))
+            losses_seen = trainer.epoch(takewhile(lambda _: not interrupts.seen, rows.epoch()))
             if interrupts.seen:
                 break
             history.append(losses_seen)
             bar.update(task, advance=1, loss=history[-1].mean().item())
-            if validation is not None:
+            if held_out is not None:
                 with torch.no_grad():
-                    best.see(row_losses(*validation))
+                    best.see(row_losses(*held_out))
                 if patience is not None and best.epochs_without_improvement >= patience:
                     break
-        trainer.finish(X[..., :batch_size, :], y[..., :batch_size])
+        trainer.finish(*rows.first)
     best.restore()
+    none = rows.first[1].new_empty(0, *models)
     return History(
-        loss=torch.stack(history) if history else y.new_empty(0, *y.shape[:-1]),
-        validation=torch.stack(best.seen) if best.seen else y.new_empty(0, *y.shape[:-1]),
-        best_epoch=best.epoch if best.seen else torch.full(y.shape[:-1], len(history) - 1),
+        loss=torch.stack(history) if history else none,
+        validation=torch.stack(best.seen) if best.seen else none,
+        best_epoch=best.epoch if best.seen else torch.full(models, len(history) - 1),
         recoveries=trainer.recoveries,
         interrupted=interrupts.seen,
         seconds=time.perf_counter() - started,
     )
 
 
-def _batches(
-    X: Tensor, y: Tensor, size: int, drop_last: bool, generator: torch.Generator
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Shuffle the rows of every model once, then cut slices: no copying per batch."""
-    order = torch.rand(y.shape, generator=generator).argsort(-1).to(y.device)
-    X, y = torch.take_along_dim(X, order.unsqueeze(-1), dim=-2), torch.take_along_dim(y, order, dim=-1)
-    rows = y.shape[-1]
-    end = rows - rows % size if drop_last and rows >= size else rows
-    for start in range(0, end, size):
-        yield X[..., start : start + size, :], y[..., start : start + size]
-
-
-def _check_data(name: str, data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    X, y = data
-    if X.dim() < 2 or y.shape != X.shape[:-1]:
+def _check_likelihood(likelihood: object) -> None:
+    """An object, not a class or a loss, that knows the expected log-likelihood under moments."""
+    if isinstance(likelihood, type):
+        raise InputError(f"fit: likelihood must be an object, got a class; did you mean {likelihood.__name__}()?")
+    if not callable(getattr(likelihood, "expected_log_prob", None)):
         raise InputError(
-            f"fit: {name} must be features (rows, n) and targets (rows,), got {tuple(X.shape)} and {tuple(y.shape)}"
+            "fit: likelihood must have a method expected_log_prob(moments, y), as mpgelu.HeteroscedasticGaussian() and "
+            f"mpgelu.Gaussian() have, got {type(likelihood).__name__}; losses of torch compare numbers and do not take "
+            "moments"
         )
-    if X.numel() == 0:
-        raise InputError(f"fit: {name} has no rows, X has shape {tuple(X.shape)}")
-    for part, values in (("X", X), ("y", y)):
-        if not values.is_floating_point():
-            raise InputError(f"fit: {name}: {part} must have a float dtype, got {values.dtype}; use {part}.float()")
-        if not torch.isfinite(values).all():
-            place = tuple(torch.nonzero(~torch.isfinite(values))[0].tolist())
-            raise InputError(f"fit: {name}: {part} must be finite, got {values[place].item()} at index {place}")
-    return X, y

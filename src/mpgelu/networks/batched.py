@@ -1,0 +1,80 @@
+"""Layers of many networks at once on plain tensors: one batched operation each, without the overhead of ``vmap``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import singledispatch
+
+import torch
+from torch import Tensor, nn
+
+from mpgelu.errors import MissingRuleError
+from mpgelu.layers import MPGELU, Elementwise, Linear, Periodic, ReLU, Scale
+
+
+@singledispatch
+def batched(layer: nn.Module, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    """Outputs of a layer of M networks, each on its own input.
+
+    A stack whose layers all have such a form runs tensors by them; others run by ``vmap``.
+
+    Args:
+        layer: Of one of the networks; its settings count, its parameters do not.
+        x: ``(M, rows, n)``.
+        state: Parameters and buffers of the layer by name, each ``(M, ...)``.
+    """
+    raise MissingRuleError(f"batched: no form of {type(layer).__name__}; register one with @batched.register")
+
+
+def has_batched_form(network: nn.Module) -> bool:
+    """Whether a network is a sequence of layers that all have a form here."""
+    missing = batched.dispatch(object)
+    return type(network) is nn.Sequential and all(batched.dispatch(type(layer)) is not missing for layer in network)
+
+
+def run(network: nn.Module, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    """Outputs of M networks, ``(M, rows, outputs)``, by the forms of their layers.
+
+    Args:
+        network: One of them, which :func:`has_batched_form`.
+        x: ``(M, rows, n)``.
+        state: Parameters and buffers by their names in the network, each ``(M, ...)``.
+    """
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in state.items():
+        layer, _, part = name.partition(".")
+        parts.setdefault(layer, {})[part] = tensor
+    for name, layer_ in network.named_children():
+        x = batched(layer_, x, parts.get(name, {}))
+    return x
+
+
+@batched.register
+def _(layer: Linear, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    weight = state["weight"].mT
+    return torch.baddbmm(state["bias"].unsqueeze(1), x, weight) if "bias" in state else torch.bmm(x, weight)
+
+
+@batched.register
+def _(layer: Scale, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    return x * state["weight"].unsqueeze(1)
+
+
+@batched.register
+def _(layer: Periodic, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    frequency, phase = state["frequency"].unsqueeze(2), state["phase"].unsqueeze(2)  # (M, n, 1, k)
+    cosines = torch.cos(2 * math.pi * (x.mT.unsqueeze(-1) * frequency + phase))  # (M, n, rows, k)
+    combined = torch.matmul(cosines, state["weight"]).transpose(1, 2)  # (M, rows, n, d)
+    return torch.cat([x.unsqueeze(-1), combined], -1).flatten(-2)
+
+
+@batched.register
+def _(layer: Elementwise, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    return layer.activation(x)
+
+
+@batched.register(MPGELU)
+@batched.register(ReLU)
+def _(layer: MPGELU | ReLU, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    return torch.relu(x)

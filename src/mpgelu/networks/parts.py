@@ -1,0 +1,153 @@
+"""What a model is made of, be it an estimator, an ensemble or one network: the same view for all instruments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from mpgelu.errors import InputError
+from mpgelu.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
+from mpgelu.moments import FactoredMoments, Moments
+from mpgelu.networks.scaling import FeatureScale
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Networks for scaled data, their weights, and the scales of the data.
+
+    Attributes:
+        networks: M modules.
+        weights: Of the networks, ``(M,)``, float64, summing to one.
+        likelihood: What their outputs mean.
+        feature_names: Of the n raw features.
+        scaling: From raw features to what the networks take.
+        target_mean: In the unit of the target.
+        target_scale: In the unit of the target.
+        moments: The type that predictions propagate.
+        encode: From rows as users have them to raw features ``(rows, n)``.
+        calibration_scores: Sorted conformity scores, if the intervals were calibrated.
+        noise: From scaled features and the networks' two outputs to the log-variance that replaces the second one.
+        spread: Factor by which the networks are moved towards their average.
+        whole: From raw features, their errors and a number of nodes to the distribution of the target; ``None`` for a
+            network alone.
+        members: From scaled features to means and variances of what the model mixes, ``(M, rows, outputs)`` each, where
+            that is more than the networks' own outputs; its attribute ``weights`` has their weights.
+    """
+
+    networks: Sequence[nn.Module]
+    weights: Tensor
+    likelihood: Likelihood
+    feature_names: Sequence[str]
+    scaling: FeatureScale
+    target_mean: float = 0.0
+    target_scale: float = 1.0
+    moments: type[Moments] = FactoredMoments
+    encode: Callable[[Any], ArrayLike] = field(default=lambda rows: rows)
+    calibration_scores: NDArray[np.float64] | None = None
+    noise: nn.Module | None = None
+    spread: float = 1.0
+    whole: nn.Module | None = None
+    members: nn.Module | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the networks."""
+        parameters = (parameter.dtype for network in self.networks for parameter in network.parameters())
+        return next(parameters, torch.float32)
+
+    def raw(self, caller: str, X: Any) -> Tensor:
+        """Rows as raw features ``(rows, n)``, float64.
+
+        Raises:
+            InputError: Their number of features is not the model's.
+        """
+        x = torch.tensor(np.asarray(self.encode(X), dtype=np.float64))
+        if x.dim() != 2 or x.shape[1] != len(self.feature_names):
+            raise InputError(f"{caller}: X must have shape (rows, {len(self.feature_names)}), got {tuple(x.shape)}")
+        return x
+
+    def scaled(self, caller: str, X: Any) -> Tensor:
+        """Rows as the networks take them, in their precision."""
+        scaled: Tensor = self.scaling(self.raw(caller, X))
+        return scaled.to(self.dtype)
+
+
+@singledispatch
+def parts_of(
+    model: Any,
+    caller: str,
+    *,
+    features: int | Sequence[str] | None = None,
+    likelihood: Likelihood | None = None,
+    moments: type[Moments] = FactoredMoments,
+) -> Parts:
+    """Take a model apart. Types of models are registered with ``parts_of.register``.
+
+    Args:
+        model: A fitted estimator, a model of a table, an ensemble, or any module from moments to moments.
+        caller: Named in errors.
+        features: Names of the features, or how many; needed of a network that does not start with a linear layer.
+        likelihood: Of a network; by default heteroscedastic for two outputs, Gaussian of unit noise for one.
+        moments: That a network propagates.
+    """
+    what = f"{type(model).__name__}; call fit first" if hasattr(model, "fit") else type(model).__name__
+    raise InputError(f"{caller}: wants a fitted estimator, an Ensemble or a network, got {what}")
+
+
+@parts_of.register
+def _(
+    model: nn.Module,
+    caller: str,
+    *,
+    features: int | Sequence[str] | None = None,
+    likelihood: Likelihood | None = None,
+    moments: type[Moments] = FactoredMoments,
+) -> Parts:
+    given = None if features is None else features if isinstance(features, int) else len(features)
+    count = given or _first_size(caller, model)
+    return Parts(
+        networks=[model],
+        weights=torch.ones(1, dtype=torch.float64),
+        likelihood=likelihood or _likelihood(caller, model, count),
+        feature_names=feature_names(caller, features, count),
+        scaling=FeatureScale.identity(count),
+        moments=moments,
+    )
+
+
+def feature_names(caller: str, features: int | Sequence[str] | None, count: int) -> list[str]:
+    """The names of ``count`` features, made up where none are given.
+
+    Raises:
+        InputError: There are names of another number of features.
+    """
+    names = [f"x{i}" for i in range(count)] if features is None or isinstance(features, int) else list(features)
+    if len(names) != count:
+        raise InputError(f"{caller}: the model takes {count} features, got the names of {len(names)}")
+    return names
+
+
+def _first_size(caller: str, network: nn.Module) -> int:
+    for module in network.modules():
+        if isinstance(size := getattr(module, "in_features", None), int):
+            return size
+    raise InputError(f"{caller}: the network has no linear layer that tells its number of features; give features=")
+
+
+def _likelihood(caller: str, network: nn.Module, features: int) -> Likelihood:
+    like = next(network.parameters(), torch.empty(0))
+    with torch.no_grad():
+        outputs = network(like.new_zeros(1, features)).shape[-1]
+    if outputs not in (1, 2):
+        raise InputError(
+            f"{caller}: the network has {outputs} outputs; one (mean) and two (mean, log-variance) are understood, "
+            "for others give likelihood="
+        )
+    return HeteroscedasticGaussian() if outputs == 2 else Gaussian()
