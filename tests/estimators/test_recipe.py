@@ -1,8 +1,7 @@
-"""Training ensembles: folds, batches, weights, resuming and interrupting."""
+"""The parts of training an ensemble: folds, batches, steps, weights, noise, checkpoints."""
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import subprocess
@@ -16,217 +15,316 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 import mpgelu as mp
-from mpgelu import DiagonalMoments, native
-from mpgelu.estimators.recipe import InterruptedWarning, Settings, Trained, train, training
+from mpgelu.estimators import gaussian_process
+from mpgelu.estimators.gaussian_process import fit_process
+from mpgelu.estimators.noise import NoiseHead, head_inputs
+from mpgelu.estimators.recipe import InterruptedWarning, Kind, Rows, Settings, Trained, default_network, train, training
 from mpgelu.estimators.recipe.folds import Batches, Folds
+from mpgelu.estimators.recipe.head import mean_range, train_head
+from mpgelu.estimators.recipe.loop import run
 from mpgelu.estimators.recipe.networks import new_networks
-from mpgelu.estimators.recipe.steps import TorchSteps, make_steps, variance_weights
-from mpgelu.estimators.recipe.weights import narrow_noise, stacking_weights
-from mpgelu.native.perceptron import Trainer as NativeTrainer
+from mpgelu.estimators.recipe.steps import Steps, expected_loss, learning_rate, variance_weights
+from mpgelu.estimators.recipe.weights import fit_width, mean_weights, stacking_weights
+from mpgelu.likelihoods import HeteroscedasticGaussian
+from mpgelu.training import Interrupts, RecoveryWarning
 
 SETTINGS = Settings(
-    hidden=(8, 6),
-    rates=(0.001, 0.1),
-    members=3,
-    steps=120,
+    kinds=(Kind((6,)), Kind((6,), sigma=0.2)),
+    process=False,
+    folds=3,
+    steps=60,
     batch_size=16,
     learning_rate=0.01,
     beta=0.5,
     noise="heteroscedastic",
-    gaussian_weights=False,
-    train_covariance="diagonal",
-    covariance="exact",
-    patience=None,
+    network=default_network,
+    likelihood=None,
+    moments=mp.DiagonalMoments,
+    time_limit=None,
     seed=0,
 )
 
 
-def data(rows: int = 83) -> tuple[Tensor, Tensor, Tensor]:
-    torch.manual_seed(0)
-    X = torch.randn(rows, 3)
-    return X, X[:, 0] - 0.5 * X[:, 1] ** 2 + 0.1 * torch.randn(rows), torch.ones(rows)
+def data(rows: int = 80, seed: int = 0) -> Rows:
+    generator = torch.Generator().manual_seed(seed)
+    X = torch.randn(rows, 3, generator=generator)
+    y = torch.sin(2 * X[:, 0]) + 0.3 * torch.randn(rows, generator=generator)
+    return Rows(X, y, torch.ones(rows))
 
 
-def same(first: Trained, second: Trained) -> None:
-    torch.testing.assert_close(first.weights, second.weights, rtol=0, atol=0)
-    for ours, theirs in zip(first.stack.parameters(), second.stack.parameters(), strict=True):
+def arrays(trained: Trained) -> list[Tensor]:
+    found = [tensor for stack in trained.stacks for tensor in (*stack.parameters(), *stack.buffers())]
+    head = [] if trained.noise is None else list(trained.noise.state_dict().values())
+    return [*found, *head, trained.weights]
+
+
+def same(a: Trained, b: Trained) -> None:
+    for ours, theirs in zip(arrays(a), arrays(b), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 # folds and batches
 
 
-def test_every_network_is_judged_by_rows_it_has_not_seen() -> None:
-    folds = Folds.of(23, SETTINGS)
-    assert folds.trained.shape[0] == 6
-    for trained, held in zip(folds.trained, folds.held, strict=True):
-        assert not set(trained.tolist()) & set(held.tolist())
-    assert (folds.trained[:3] == folds.trained[3:]).all()  # the same folds for every rate
-    real = [row for held, count in zip(folds.held[:3], folds.counts[:3], strict=True) for row in held[count].tolist()]
-    assert len(real) == len(set(real))
-
-
-def test_as_many_members_as_folds_leave_out_every_row_once() -> None:
-    folds = Folds.of(23, replace(SETTINGS, members=7, rates=(0.1,)))
+def test_every_row_is_left_out_once_and_never_trained_on_by_that_network() -> None:
+    folds = Folds.of(23, 5, 0)
     assert sorted(folds.held[folds.counts].tolist()) == list(range(23))
+    for trained, held in zip(folds.trained.tolist(), folds.held.tolist(), strict=True):
+        assert not set(trained) & set(held)
+        assert len(set(trained)) == len(trained)
+
+
+def test_what_networks_say_of_their_held_out_rows_comes_back_in_order() -> None:
+    folds = Folds.of(23, 5, 0)
+    torch.testing.assert_close(folds.gather(folds.held), torch.arange(23))
 
 
 def test_batches_go_through_all_rows_and_depend_on_their_number_alone() -> None:
-    folds = Folds.of(50, SETTINGS)
-    rows = folds.trained.shape[1]
-    whole = Batches(folds, 8, seed=3).rows(0, 4 * rows // 8)
-    for network in range(len(folds.trained)):
-        assert sorted(whole[network].flatten()[:rows].tolist()) == sorted(folds.trained[network].tolist())
-    batches = Batches(folds, 8, seed=3)
-    for first, count in ((3, 5), (8, 2), (0, 1)):
-        torch.testing.assert_close(batches.rows(first, count), whole[:, first : first + count])
-    assert not torch.equal(Batches(folds, 8, seed=4).rows(0, 5), whole[:, :5])
-    assert not torch.equal(whole[0, 0], whole[3, 0])  # networks that share rows take them in different orders
+    trained = Folds.of(20, 4, 0).trained
+    batches = Batches(trained, 4, seed=3)
+    once = torch.cat([batches.rows(i, 1) for i in range(9)], 1)
+    torch.testing.assert_close(Batches(trained, 4, seed=3).rows(2, 5), once[:, 2:7])
+    epoch = once[:, :3].flatten(1)[:, :12]
+    assert all(len(set(rows.tolist())) == 12 for rows in epoch)
+
+
+# steps
+
+
+def test_the_learning_rate_rises_and_falls_to_zero() -> None:
+    rates = [learning_rate(1.0, done) for done in np.linspace(0.001, 1, 1000)]
+    assert max(rates) == pytest.approx(1, abs=1e-3)
+    assert rates[-1] == pytest.approx(0, abs=1e-9)
+    assert rates[:49] == sorted(rates[:49])
+
+
+def test_the_variance_weights_have_mean_one_and_no_gradient() -> None:
+    outputs = torch.randn(2, 5, 2, requires_grad=True)
+    weights = variance_weights(HeteroscedasticGaussian(), outputs, 0.5)
+    assert isinstance(weights, Tensor)
+    assert not weights.requires_grad
+    torch.testing.assert_close(weights.mean(-1), torch.ones(2))
+    expected = outputs[..., 1].detach().exp().sqrt()
+    torch.testing.assert_close(weights, expected / expected.mean(-1, keepdim=True))
+
+
+def test_a_step_is_that_of_adam_on_each_network_alone() -> None:
+    rows, likelihood = data(), HeteroscedasticGaussian()
+    stack = new_networks(3, SETTINGS.kinds[1], likelihood, SETTINGS, 0)
+    alone = mp.Stack(stack.unstack()[:1])
+    at = torch.arange(30).view(3, 10)
+    trainers = [Steps(each, expected_loss(each, likelihood, 0.5, 10)) for each in (stack, alone)]
+    for trainer, chosen in zip(trainers, (at, at[:1]), strict=True):
+        for _ in range(3):
+            trainer.step(rows.X[chosen], rows.y[chosen], rows.weights[chosen], 0.01)
+    for together, single in zip(stack.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(together[:1], single, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_that_is_not_finite_is_left_out_for_that_network_alone() -> None:
+    rows, likelihood = data(), HeteroscedasticGaussian()
+    stacks = [new_networks(3, SETTINGS.kinds[0], likelihood, SETTINGS, 0) for _ in range(2)]
+    at = torch.arange(30).view(3, 10)
+    wrong = rows.y.clone()
+    wrong[12] = 1e30  # of the second network's batch
+    for stack, y in zip(stacks, (rows.y, wrong), strict=True):
+        trainer = Steps(stack, expected_loss(stack, likelihood, 0.5, 10))
+        losses = trainer.step(rows.X[at], y[at], rows.weights[at], 0.01)
+    assert torch.isfinite(losses).tolist() == [True, False, True]
+    start = new_networks(3, SETTINGS.kinds[0], likelihood, SETTINGS, 0)
+    for right, left_out, before in zip(*(stack.parameters() for stack in (*stacks, start)), strict=True):
+        torch.testing.assert_close(left_out[[0, 2]], right[[0, 2]], rtol=0, atol=0)
+        torch.testing.assert_close(left_out[1], before[1], rtol=0, atol=0)
+
+
+def test_steps_that_are_left_out_are_said_and_too_many_are_an_error() -> None:
+    rows = data()
+    absurd = torch.arange(80) == 7
+    settings = replace(SETTINGS, batch_size=4)
+    with pytest.warns(RecoveryWarning, match="left out"):
+        train(Rows(rows.X, torch.where(absurd, 1e30, rows.y), rows.weights), settings)
+    with pytest.raises(mp.TrainingError, match="not finite in"):
+        train(Rows(rows.X, torch.full_like(rows.y, 1e30), rows.weights), settings)
 
 
 # weights
 
 
-def standard_deviations(stack: mp.Stack, weights: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the mixture without the differences between rates, and of its networks on average, row by row in numpy."""
-    moments = stack(DiagonalMoments.certain(X.expand(len(stack), *X.shape)))
-    mean, variance = moments.mean.detach().numpy(), moments.variance.detach().numpy()
-    alone = variance[..., 0] + np.exp(mean[..., 1] + variance[..., 1] / 2)
-    within = np.concatenate([mean[i : i + 3, :, 0] - mean[i : i + 3, :, 0].mean(0) for i in range(0, len(mean), 3)])
-    average = weights.numpy() @ alone
-    return torch.tensor(average + weights.numpy() @ within**2).sqrt(), torch.tensor(average).sqrt()
+def test_kinds_that_predict_held_out_rows_better_count_more() -> None:
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=400)
+    means = np.stack([y + 0.1 * rng.normal(size=400), y + 1.0 * rng.normal(size=400)])
+    weights = mean_weights(means, y, np.ones(400))
+    assert weights.sum() == pytest.approx(1)
+    assert weights[0] > 0.95
+    equal = mean_weights(np.stack([y, y, y]), y + rng.normal(size=400), np.ones(400))
+    np.testing.assert_allclose(equal, 1 / 3, atol=0.01)
 
 
-def test_disagreement_of_folds_does_not_widen_the_prediction() -> None:
-    torch.manual_seed(0)
-    stack, X, weights = mp.Stack(new_networks(3, SETTINGS)), torch.randn(400, 3), torch.tensor([0.2] * 3 + [2 / 15] * 3)
-    with torch.no_grad():  # noise that is larger than the disagreement
-        bias = [p for name, p in stack.state()[0].items() if name.endswith("bias")][-1]
-        bias[:, 1] = 1.0
-    mixed, alone = standard_deviations(stack, weights, X)
-    share = float((1 - (alone / mixed) ** 2).mean())
-    factor = narrow_noise(stack, weights, 3, X, "diagonal")
-    assert factor == pytest.approx(1 - share / (1 - share), rel=1e-4)
-    assert 0.5 < factor < 0.95
-    torch.testing.assert_close(bias[:, 1].detach(), torch.full((6,), 1 + math.log(factor)))
-    after, _ = standard_deviations(stack, weights, X)
-    assert float((after / mixed).mean()) < 0.99
-    assert float((after / alone).mean()) == pytest.approx(1, abs=0.05)
+def test_one_absurd_prediction_does_not_decide() -> None:
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=200)
+    means = np.stack([y + 0.1 * rng.normal(size=200), y + 0.5 * rng.normal(size=200)])
+    means[0, 3] = 40.0
+    assert mean_weights(means, y, np.ones(200))[0] > 0.7
 
 
-def test_a_single_network_of_each_rate_keeps_its_noise() -> None:
-    stack = mp.Stack(new_networks(3, replace(SETTINGS, members=1)))
-    before = [p.clone() for p in stack.parameters()]
-    assert narrow_noise(stack, torch.tensor([0.5, 0.5]), 1, torch.randn(50, 3), "exact") == 1
-    for now, old in zip(stack.parameters(), before, strict=True):
-        assert torch.equal(now, old)
+def test_the_width_of_the_mixture_is_that_of_the_errors() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=3000)
+    means = truth + 0.2 * rng.normal(size=(3, 3000))
+    y = truth + 0.5 * rng.normal(size=3000)
+    weights = np.full(3, 1 / 3)
+    width, score = fit_width(means, np.full(3000, np.log(0.25)), y, weights, np.ones(3000))
+    spread = width.spread**2 * means.var(0).mean()
+    noise = width.scale * 0.25 * (1 - width.tail_share + width.tail_share * width.tail_width**2)
+    assert spread + noise == pytest.approx(0.25 + 0.04 / 3, rel=0.05)
+    assert score == pytest.approx(-0.5 * (1 + np.log(2 * np.pi * (0.25 + 0.04 / 3))), abs=0.03)
+
+
+def test_heavy_tails_are_found() -> None:
+    rng = np.random.default_rng(0)
+    wide = rng.random(3000) < 0.1
+    y = np.where(wide, 3.0, 1.0) * rng.normal(size=3000)
+    width, _ = fit_width(np.zeros((1, 3000)), np.zeros(3000), y, np.ones(1), np.ones(3000))
+    assert width.tail_share == pytest.approx(0.1, abs=0.04)
+    assert width.tail_width == pytest.approx(3, abs=0.5)
 
 
 def test_stacking_weights_maximise_the_mixture() -> None:
-    torch.manual_seed(0)
-    logs, rows = torch.randn(200, 4, dtype=torch.float64) * 2, torch.rand(200, dtype=torch.float64)
-    found = stacking_weights(logs, rows)
-    shares = (rows / rows.sum()).numpy()
-
-    def loss(free: np.ndarray) -> float:
-        weights = np.exp(free) / np.exp(free).sum()
-        return -float(shares @ np.log(np.exp(logs.numpy()) @ weights))
-
-    best = minimize(loss, np.zeros(4))
-    assert found.score == pytest.approx(-best.fun, abs=1e-4)
-    np.testing.assert_allclose(found.weights, np.exp(best.x) / np.exp(best.x).sum(), atol=5e-3)
+    logs = torch.randn(200, 3, dtype=torch.float64)
+    weights, score = stacking_weights(logs, torch.ones(200))
+    assert float(weights.sum()) == pytest.approx(1)
+    for other in torch.distributions.Dirichlet(torch.ones(3)).sample((200,)).double():
+        assert torch.logsumexp(logs + other.log(), 1).mean() <= score + 1e-6
 
 
-def test_a_useless_candidate_is_left_out() -> None:
-    logs = torch.stack([torch.zeros(50), torch.full((50,), -5.0)], 1)
-    found = stacking_weights(logs, torch.ones(50))
-    assert found.weights.tolist() == [pytest.approx(1), 0.0]
-    assert found.score == pytest.approx(0, abs=1e-6)
+# noise
 
 
-def test_many_candidates_share_the_weight() -> None:
-    found = stacking_weights(torch.zeros(10, 60), torch.ones(10))
-    torch.testing.assert_close(found.weights, torch.full((60,), 1 / 60, dtype=torch.float64))
+def test_the_head_learns_where_the_noise_is() -> None:
+    generator = torch.Generator().manual_seed(0)
+    X = torch.rand(1000, 2, generator=generator) * 2 - 1
+    deviation = torch.where(X[:, 0] > 0, 1.0, 0.1)
+    y = deviation * torch.randn(1000, generator=generator)
+    zero = torch.zeros(1, 1000)
+    with Interrupts() as interrupts:
+        head, held = train_head(X, zero, zero, y, torch.ones(1000), torch.ones(1), False, 0, interrupts)
+        constant, flat = train_head(X, zero, zero, y, torch.ones(1000), torch.ones(1), True, 0, interrupts)
+    found = (held / 2).exp()
+    assert found[X[:, 0] > 0.2].median() == pytest.approx(1, rel=0.35)
+    assert found[X[:, 0] < -0.2].median() == pytest.approx(0.1, rel=0.35)
+    assert flat.std() < 1e-5
+    assert len(constant.networks) == len(head.networks)
 
 
-# training
+def test_a_head_keeps_means_in_range_and_its_noise_bounded() -> None:
+    with Interrupts() as interrupts:
+        zero = torch.zeros(1, 50)
+        y = torch.linspace(-1, 1, 50)
+        head, _ = train_head(torch.randn(50, 2), zero, zero, y, torch.ones(50), torch.ones(1), True, 0, interrupts)
+    outputs = torch.full((3, 4, 2), 1e6)
+    (after,) = head(torch.randn(4, 2), [outputs])
+    assert isinstance(after, Tensor)
+    torch.testing.assert_close(after[..., 0], mean_range(y)[1].expand(3, 4))
+    assert torch.isfinite(after).all()
 
 
-def test_the_variance_weights_have_mean_one_and_no_gradient() -> None:
-    moments = mp.DiagonalMoments(torch.randn(2, 5, 2, requires_grad=True), torch.rand(2, 5, 2))
-    weights = variance_weights(moments, 0.5)
-    torch.testing.assert_close(weights.mean(-1), torch.ones(2))
-    assert not weights.requires_grad
-    variance = moments.variance[..., 0] + torch.exp(moments.mean[..., 1] + moments.variance[..., 1] / 2)
-    torch.testing.assert_close(weights / weights[..., :1], (variance / variance[..., :1]).sqrt().detach())
-    assert (variance_weights(moments, 0.0) == 1).all()
+def test_what_averaging_saves_is_taken_off_the_noise() -> None:
+    stack = mp.Stack([mp.network(4, (), 1, rate=0)])
+    for parameter in stack.parameters():
+        parameter.data.zero_()
+    held = torch.zeros(4), torch.ones(4), torch.tensor(0.0), torch.ones(1), torch.tensor(0.5), torch.tensor([-9.0, 9.0])
+    head = NoiseHead(stack, *held)
+    means = torch.tensor([0.3, -0.3])[:, None].expand(2, 5)
+    (after,) = head(torch.zeros(5, 1), [torch.stack([means, torch.zeros(2, 5)], -1)])
+    assert isinstance(after, Tensor)
+    between = means[:, 0].var().item()
+    torch.testing.assert_close(after[..., 1].exp(), torch.full((2, 5), 1 - between * 0.5 * 1.25))
 
 
-@pytest.mark.skipif(not native.available(), reason="needs the native kernels")
-@pytest.mark.parametrize("beta", [0.0, 0.5, 0.7])
-def test_native_steps_are_those_of_torch(beta: float) -> None:
-    settings = replace(SETTINGS, beta=beta, steps=30)
-    with native.disabled():
-        plain = train(*data(), settings)
-    fused = train(*data(), settings)
-    for ours, theirs in zip(fused.networks.parameters(), plain.networks.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
-    assert fused.score == pytest.approx(plain.score, abs=1e-4)
+def test_inputs_of_the_head_are_features_mean_disagreement_and_own_noise() -> None:
+    means, own = torch.tensor([[1.0], [3.0]]), torch.tensor([[-2.0], [-4.0]])
+    inputs = head_inputs(torch.tensor([[7.0]]), means, own, torch.tensor([0.5, 0.5]))
+    torch.testing.assert_close(inputs, torch.tensor([[7.0, 2.0, 0.0, -1.5]]), rtol=0, atol=1e-6)
 
 
-@pytest.mark.skipif(not native.available(), reason="needs the native kernels")
-def test_a_step_that_is_not_finite_is_left_out() -> None:
-    stack = mp.Stack(new_networks(3, SETTINGS))
-    trainer = make_steps(stack, SETTINGS, 50)
-    before = [p.detach().clone() for p in stack.parameters()]
-    x, y = torch.randn(6, 2, 16, 3), torch.randn(6, 2, 16)
-    y[2] = torch.inf
-    losses = trainer.steps(x, y, torch.ones_like(y), torch.full((2,), 0.01))
-    assert torch.isfinite(losses).all(1).tolist() == [True, True, False, True, True, True]
-    for now, old in zip(stack.parameters(), before, strict=True):
-        changed = (now != old).flatten(1).any(1)
-        assert changed.tolist() == [True, True, False, True, True, True]
+# the Gaussian process
 
 
-@pytest.mark.parametrize("native_steps", [True, False])
-@pytest.mark.parametrize("place", ["steps", "score"])
+def test_the_process_leaves_out_folds_exactly() -> None:
+    rows, folds = data(40), Folds.of(40, 5, 0)
+    process, means = fit_process(rows.X / 4, rows.y, 3.0, folds)
+    state = {name: value.clone() for name, value in process.state_dict().items()}
+    x, parameters = state["points"], state["kernel"]
+    for held in folds.held:  # the same kernel without these rows, by solving the smaller system
+        kept = ~torch.isin(torch.arange(40), held)
+        covariance = gaussian_process._kernel(parameters, x[kept], x[kept])
+        covariance += gaussian_process._noise_variance(parameters) * torch.eye(int(kept.sum()), dtype=torch.float64)
+        alpha = torch.linalg.solve(covariance, rows.y[kept].double())
+        expected = gaussian_process._kernel(parameters, x[held], x[kept]) @ alpha
+        torch.testing.assert_close(means[held].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_process_fits_a_smooth_function_and_knows_its_noise() -> None:
+    generator = torch.Generator().manual_seed(0)
+    X = torch.rand(150, 2, generator=generator) * 2 - 1
+    y = torch.sin(3 * X[:, 0]) + 0.1 * torch.randn(150, generator=generator)
+    process, _ = fit_process(X, y, 3.0, Folds.of(150, 5, 0))
+    mean, log_noise = process(X).unbind(-1)
+    assert (mean - torch.sin(3 * X[:, 0])).square().mean().sqrt() < 0.06
+    assert (log_noise / 2).exp()[0] == pytest.approx(0.1, rel=0.3)
+
+
+# the whole
+
+
+def test_training_gives_the_same_bits_twice_and_leaves_global_random_numbers_alone() -> None:
+    rows = data()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first = train(rows, SETTINGS)
+    torch.testing.assert_close(torch.rand(3), expected, rtol=0, atol=0)
+    same(first, train(rows, SETTINGS))
+
+
+@pytest.mark.parametrize("stop_at", [1, 25])
 def test_an_interrupted_training_is_resumed_in_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native_steps: bool, place: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
 ) -> None:
-    settings = SETTINGS if native_steps else replace(SETTINGS, train_covariance="exact")
-    monkeypatch.setattr(training, "_STEPS_AT_ONCE", 3)
-    whole = train(*data(), settings)
-    kind: Any = NativeTrainer if native_steps else TorchSteps
-    owner, name = (kind, "steps") if place == "steps" else (training, "held_out_score")
-    real, calls = getattr(owner, name), []
+    rows = data()
+    whole = train(rows, SETTINGS)
+    step, taken = Steps.step, 0
 
-    def interrupted(*arguments: object) -> object:
-        calls.append(arguments)
-        if len(calls) == 3:
-            os.kill(os.getpid(), signal.SIGINT)  # a real Ctrl-C, in the middle of the work
-        return real(*arguments)
+    def interrupted(self: Steps, *batch: Any) -> Tensor:
+        nonlocal taken
+        taken += 1
+        if taken == stop_at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(self, *batch)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, interrupted)
-        with pytest.warns(InterruptedWarning, match="after 9 of 120 steps"):
-            partial = train(*data(), settings, checkpoint=tmp_path)
-    assert partial.interrupted
-    assert partial.steps == 9
-    same(train(*data(), settings, checkpoint=tmp_path), whole)
-    same(train(*data(), settings, checkpoint=tmp_path), whole)  # finished already: nothing is left to do
+    monkeypatch.setattr(Steps, "step", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
+    try:
+        with pytest.warns(InterruptedWarning):
+            train(rows, SETTINGS, checkpoint=tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    monkeypatch.setattr(Steps, "step", step)
+    same(train(rows, SETTINGS, checkpoint=tmp_path), whole)
 
 
 def test_checkpoints_of_different_runs_live_side_by_side(tmp_path: Path) -> None:
-    settings = replace(SETTINGS, steps=5)
+    settings = replace(SETTINGS, steps=5, kinds=SETTINGS.kinds[:1])
     runs = [(data(), settings), (data(), replace(settings, steps=6)), (data(82), settings)]
-    results = [train(*rows, chosen, checkpoint=tmp_path) for rows, chosen in runs]
+    results = [train(rows, chosen, checkpoint=tmp_path) for rows, chosen in runs]
     assert len(list(tmp_path.iterdir())) == 3
     for (rows, chosen), result in zip(runs, results, strict=True):
-        same(train(*rows, chosen, checkpoint=tmp_path), result)
+        same(train(rows, chosen, checkpoint=tmp_path), result)
 
 
 def test_killed_processes_leave_a_whole_checkpoint(tmp_path: Path) -> None:
@@ -239,7 +337,7 @@ def test_killed_processes_leave_a_whole_checkpoint(tmp_path: Path) -> None:
         from mpgelu.estimators.recipe import checkpoint, train
         from test_recipe import SETTINGS, data
         checkpoint._SECONDS_BETWEEN_CHECKPOINTS = 0
-        train(*data(), replace(SETTINGS, steps=4_000), checkpoint=Path({str(tmp_path)!r}))
+        train(data(), replace(SETTINGS, steps=4_000), checkpoint=Path({str(tmp_path)!r}))
         """
     )
     with subprocess.Popen([sys.executable, "-c", program]) as process:
@@ -247,49 +345,41 @@ def test_killed_processes_leave_a_whole_checkpoint(tmp_path: Path) -> None:
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     assert list(tmp_path.glob("training*"))
-    settings = replace(SETTINGS, steps=4_000)
-    same(train(*data(), settings, checkpoint=tmp_path), train(*data(), settings))
+    (left,) = tmp_path.glob("training*.safetensors")
+    stack = new_networks(3, SETTINGS.kinds[0], HeteroscedasticGaussian(), SETTINGS, 0)
+    assert mp.storage.arrays.read_arrays(left, "checkpoint")[1]["taken"] >= 20
+    assert len(stack) == SETTINGS.folds
 
 
-@pytest.mark.skipif(not native.available(), reason="needs the native kernels")
-def test_steps_that_are_left_out_are_said_and_too_many_are_an_error() -> None:
-    X, y, weights = data()
-    y[3] = 1e25  # its square overflows
-    with pytest.raises(mp.TrainingError, match=r"was not finite in .* of the steps"):
-        train(X, y, weights, replace(SETTINGS, batch_size=40))
-    with pytest.warns(mp.RecoveryWarning, match="steps whose loss was not finite were left out"):
-        train(X, y, weights, replace(SETTINGS, batch_size=8))
+def test_a_time_limit_ends_the_steps_with_a_learning_rate_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, likelihood = data(), HeteroscedasticGaussian()
+    stack = new_networks(3, SETTINGS.kinds[0], likelihood, SETTINGS, 0)
+    trainer, rates = Steps(stack, expected_loss(stack, likelihood, 0.5, 50)), []
+    step = trainer.step
+
+    def recorded(x: Tensor, y: Tensor, weights: Tensor, rate: float) -> Tensor:
+        rates.append(rate)
+        return step(x, y, weights, rate)
+
+    monkeypatch.setattr(trainer, "step", recorded)
+    with mp.training.training_progress(False) as bar, Interrupts() as interrupts:
+        run(
+            trainer, Folds.of(80, 3, 0).trained, rows, steps=10**6, batch_size=16, peak=0.01, seed=0, seconds=1.0,
+            interrupts=interrupts, bar=bar, title="",
+        )  # fmt: skip
+    assert 1 <= len(rates) < 10**6
+    assert rates[-1] < 0.2 * max(rates)
 
 
-def test_only_the_noise_is_constant_even_if_a_hidden_layer_has_two_units() -> None:
-    settings = replace(SETTINGS, hidden=(2,), noise="homoscedastic", steps=20)
-    before = mp.Stack(new_networks(3, settings))
-    after = train(*data(), settings).networks
-    (first, last), (first_now, last_now) = (
-        [p for name, p in stack.state()[0].items() if name.endswith("weight")] for stack in (before, after)
-    )
-    assert (first != first_now).any(dim=(0, 2)).tolist() == [True, True]  # both units are trained
-    assert (last[:, 0] != last_now[:, 0]).any()
-    assert (last_now[:, 1] == 0).all()
+def test_a_likelihood_of_the_users_keeps_the_networks_own_outputs() -> None:
+    trained = train(data(), replace(SETTINGS, likelihood=HeteroscedasticGaussian()))
+    assert trained.noise is None
+    assert isinstance(trained.likelihood, HeteroscedasticGaussian)
+    assert float(trained.weights.sum()) == pytest.approx(1)
 
 
-def test_training_leaves_the_global_random_numbers_alone() -> None:
-    rows = data()
-    state = torch.get_rng_state()
-    train(*rows, replace(SETTINGS, steps=2))
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_early_stopping_ends_when_nothing_improves() -> None:
-    X, _, weights = data(60)
-    noise = torch.randn(60, generator=torch.Generator().manual_seed(1))  # nothing to learn: soon only worse
-    stopped = train(X, noise, weights, replace(SETTINGS, steps=4000, patience=400, rates=(0.001,)))
-    assert stopped.steps < 4000
-
-
-def test_warm_starts_go_on_from_given_networks() -> None:
-    first = train(*data(), SETTINGS)
-    given = [p.detach().clone() for p in first.networks.parameters()]
-    second = train(*data(), SETTINGS, start=first.networks)
-    assert all(map(torch.equal, given, first.networks.parameters()))  # which stay as they were
-    assert second.losses[0].mean() < first.losses[0].mean() - 0.3
+def test_members_without_weight_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "mean_weights", lambda *_: np.array([0.985, 0.015]))
+    trained = train(data(), SETTINGS)
+    assert [member.name for member in trained.members] == ["plain"]
+    assert len(trained.weights) == SETTINGS.folds

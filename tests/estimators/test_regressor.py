@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,19 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import mpgelu as mp
 from mpgelu import MPGELURegressor
+from mpgelu.estimators.recipe import settings_of, training
 from mpgelu.research.datasets import load_diabetes
 
 Array = NDArray[np.float64]
-QUICK: dict[str, Any] = {"hidden": (8,), "rate": (0.001, 0.1), "members": 2, "steps": 200, "random_state": 0}
+QUICK: dict[str, Any] = {
+    "hidden": (8,),
+    "sigma": (None, 0.1),
+    "folds": 2,
+    "brief": False,
+    "steps": 100,
+    "random_state": 0,
+}
+RANDOM: dict[str, Any] = QUICK | {"sigma": None, "rate": (0.001, 0.1)}  # with dropout, predicted by their moments
 
 
 def table(rows: int = 200, seed: int = 0) -> tuple[Array, Array]:
@@ -37,13 +46,13 @@ def table(rows: int = 200, seed: int = 0) -> tuple[Array, Array]:
 
 @pytest.fixture(scope="module")
 def fitted() -> MPGELURegressor:
-    settings: dict[str, Any] = {"hidden": (16, 16), "members": 2, "rate": (0.001, 0.03), "covariance": "exact"}
-    return MPGELURegressor(**settings, steps=1000, random_state=0).fit(*table(400))
+    return MPGELURegressor((16, 16), steps=400, random_state=0).fit(*table(400))
 
 
 def _expected_failures(_: object) -> dict[str, str]:
     reason = "batches are drawn at random, so that a weight of two is not the same as a row that comes twice"
     return {
+        "check_methods_subset_invariance": "products of single precision round differently for other numbers of rows",
         "check_sample_weight_equivalence_on_dense_data": reason,
         "check_sample_weight_equivalence_on_sparse_data": reason,
     }
@@ -92,31 +101,45 @@ def test_the_score_is_the_held_out_log_density(fitted: MPGELURegressor) -> None:
     X, y = table(2000, seed=4)
     new = fitted.predict_distribution(X).log_prob(torch.as_tensor(y)).mean().item()
     assert fitted.score_ == pytest.approx(new, abs=0.25)
-    assert sum(fitted.rate_weights_.values()) == pytest.approx(1)
+    assert sum(fitted.kind_weights_.values()) == pytest.approx(1)
     assert fitted.ensemble_.weights.sum().item() == pytest.approx(1)
 
 
-def test_diagonal_and_exact_covariance_agree_on_the_mean_of_one_layer() -> None:
+def test_moments_are_those_asked_for() -> None:
     X, y = table(100)
-    exact = MPGELURegressor(**QUICK, covariance="exact").fit(X, y)
-    diagonal = clone(exact).set_params(covariance="diagonal").fit(X, y)
+    exact = MPGELURegressor(**RANDOM, moments=mp.FactoredMoments).fit(X, y)
+    diagonal = clone(exact).set_params(moments=mp.DiagonalMoments).fit(X, y)
+    assert (exact.ensemble_.moment_type, diagonal.ensemble_.moment_type) == (mp.FactoredMoments, mp.DiagonalMoments)
+    x = torch.as_tensor(X)
+    means = [torch.as_tensor(model.ensemble_.outputs(x)[0].mean) for model in (exact, diagonal)]
     # One hidden layer: the hidden units' variances, and so the means, do not depend on correlations.
-    diagonal.ensemble_.weights = exact.ensemble_.weights
-    np.testing.assert_allclose(exact.predict(X), diagonal.predict(X), rtol=1e-5)
-    assert not np.allclose(exact.predict(X, return_std=True)[1], diagonal.predict(X, return_std=True)[1], rtol=1e-5)
+    np.testing.assert_allclose(means[0][..., 0], means[1][..., 0], rtol=1e-4, atol=1e-5)
+
+
+def test_the_moments_that_predict_held_out_rows_better_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = table(60)
+
+    def choice(exact: float, diagonal: float) -> type[mp.moments.Moments]:
+        scores = iter([exact, diagonal])
+        monkeypatch.setattr(training, "stacking_weights", lambda *_: (torch.ones(1), next(scores)))
+        return MPGELURegressor(**RANDOM | {"steps": 2, "moments": None}).fit(X, y).ensemble_.moment_type
+
+    assert choice(-1.0, -1.005) is mp.FactoredMoments
+    assert choice(-1.0, -0.995) is mp.FactoredMoments  # no worse than a hundredth
+    assert choice(-1.0, -0.9) is mp.DiagonalMoments
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         {"noise": "homoscedastic"},
-        {"gaussian_weights": True},
-        {"gaussian_weights": True, "noise": "homoscedastic"},
-        {"train_covariance": "exact"},
-        {"rate": 0.05, "members": 1},
-        {"rate": 0.0},
-        {"early_stopping": True},
+        {"rate": (0.0, 0.05)},
+        {"rate": 0.05, "sigma": None, "folds": 2},
+        {"sigma": None},
         {"beta": 0.0, "batch_size": 7},
+        {"effort": 0.5},
+        {"likelihood": mp.HeteroscedasticGaussian(), "sigma": None},
+        {"network": lambda n, kind, outputs: mp.network(n, (8,), outputs, gaussian_weights=True, rate=0)},
     ],
 )
 def test_options_train_and_predict(settings: dict[str, Any]) -> None:
@@ -126,17 +149,31 @@ def test_options_train_and_predict(settings: dict[str, Any]) -> None:
     assert np.mean((mean - y) ** 2) < 0.3 * y.var()
     assert (std > 0).all()
     if settings.get("noise") == "homoscedastic":
-        members = model.ensemble_.moments(torch.as_tensor(X))
-        assert members.mean[..., 1].std(-1).max() < 1e-6  # one noise for all rows
+        noise = model.predict_parts(X).aleatoric_std
+        assert noise.std() < 0.2 * noise.mean()  # but for what averaging saves
 
 
-def test_native_and_torch_training_are_the_same_program() -> None:
-    X, y = table(60)
-    native = MPGELURegressor(**QUICK).fit(X, y)
-    with mp.native.disabled():
-        plain = MPGELURegressor(**QUICK).fit(X, y)
-    np.testing.assert_allclose(native.predict(X), plain.predict(X), rtol=1e-3)
-    assert native.score_ == pytest.approx(plain.score_, abs=1e-3)
+def test_a_time_limit_is_kept_and_told() -> None:
+    X, y = table(400)
+    started = time.monotonic()
+    model = MPGELURegressor(**QUICK | {"steps": 10**6}, time_limit=3).fit(X, y)
+    assert time.monotonic() - started < 30  # on a busy machine; without the limit it would take hours
+    assert 1 <= model.n_iter_ < 10**6
+    assert np.isfinite(model.predict(X)).all()
+
+
+@pytest.mark.parametrize("distance", [5, 50, 1e6, 1e300])
+def test_far_rows_are_finite_and_known_to_be_unknown(fitted: MPGELURegressor, distance: float) -> None:
+    X, _ = table(50, seed=9)
+    near = fitted.predict_parts(X)
+    for feature in range(3):
+        far = X.copy()
+        far[:, feature] += distance * X[:, feature].std()
+        parts = fitted.predict_parts(far)
+        assert np.isfinite(np.stack(parts)).all()
+        assert (parts.epistemic_std > parts.aleatoric_std).mean() > 0.95
+        assert (parts.aleatoric_std < 3 * near.aleatoric_std.max()).all()
+        assert np.isfinite(fitted.predict_quantile(far, [0.01, 0.99])).all()
 
 
 def test_weights_tell_which_rows_count() -> None:
@@ -241,16 +278,15 @@ def test_warm_starts_go_on_from_the_last_fit() -> None:
     X, y = table(80)
     model = MPGELURegressor(**QUICK | {"steps": 40}, warm_start=True)
     scores = [model.fit(X, y).score_ for _ in range(4)]
-    assert scores[3] > scores[0] + 0.3
-    changes: dict[str, Any] = {
-        "members": 3,
-        "rate": (0.2, 0.3),
-        "hidden": (9,),
-        "noise": "homoscedastic",
-        "gaussian_weights": True,
+    assert scores[3] > scores[0] + 0.1
+    changes: dict[str, tuple[Any, str]] = {
+        "folds": (3, "folds"),
+        "sigma": ((0.2, 0.3), "kinds"),
+        "hidden": ((9,), "kinds"),
+        "noise": ("homoscedastic", "noise"),
     }
-    for name, value in changes.items():
-        with pytest.raises(mp.InputError, match=f"cannot change {name}"):
+    for name, (value, what) in changes.items():
+        with pytest.raises(mp.InputError, match=f"cannot change {what}"):
             pickle.loads(pickle.dumps(model)).set_params(**{name: value}).fit(X, y)
     with pytest.raises(mp.InputError, match=r"rows and features \(\(80, 3\) before, \(80, 2\) now\)"):
         model.fit(X[:, :2], y)
@@ -273,22 +309,16 @@ def test_checkpoints_give_the_finished_model_at_once(tmp_path: Path) -> None:
         clone(model).set_params(random_state=None).fit(X, y)
 
 
-def test_more_rows_get_more_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpgelu.estimators.regressor._STEPS", ((49, 3), (math.inf, 5)))
-    models = [MPGELURegressor(**QUICK | {"steps": None}).fit(*table(rows)) for rows in (49, 50)]
-    assert [model.n_iter_ for model in models] == [3, 5]
-
-
-@pytest.mark.parametrize(("rows", "members"), [(399, 10), (400, 8), (1999, 8), (2000, 5), (3, 3)])
-def test_few_rows_get_more_members(rows: int, members: int) -> None:
-    model = MPGELURegressor(**QUICK | {"members": None, "steps": 2}).fit(*table(rows))
-    assert len(model.networks_) == 2 * members
-
-
-def test_epochs_limit_the_steps() -> None:
-    X, y = table(100)
-    assert MPGELURegressor(**QUICK, batch_size=20, max_epochs=3).fit(X, y).n_iter_ == 12
-    assert MPGELURegressor(**QUICK, batch_size=20, max_epochs=1000).fit(X, y).n_iter_ == QUICK["steps"]
+def test_effort_and_rows_set_the_steps() -> None:
+    few, fast, many = (
+        settings_of(MPGELURegressor(effort=effort), rows, 8) for effort, rows in ((1, 500), (0.2, 500), (1, 50_000))
+    )
+    assert fast.steps == pytest.approx(few.steps / 5, abs=1)
+    assert many.batch_size > few.batch_size
+    assert many.steps > few.steps
+    assert few.process
+    assert not many.process
+    assert len(few.kinds) == len(many.kinds) + 2
 
 
 # wrong settings
@@ -299,16 +329,19 @@ def test_epochs_limit_the_steps() -> None:
     [
         ({"rate": 1.0}, "rate must be in"),
         ({"rate": ()}, "rate must be in"),
-        ({"members": 0}, "members must be a whole number of at least 1, got 0"),
+        ({"folds": 0}, "folds must be a whole number of at least 1, got 0"),
+        ({"folds": 1}, "folds must be at least 2, got 1"),
+        ({"sigma": ()}, "sigma must be positive numbers or None"),
+        ({"sigma": -1.0}, "sigma must be positive numbers or None"),
+        ({"time_limit": 0}, "time_limit must be positive"),
+        ({"effort": 0.0}, "effort must be positive"),
         ({"steps": 1.5}, "steps must be a whole number"),
-        ({"max_epochs": -1}, "max_epochs must be"),
         ({"batch_size": 0}, "batch_size must be"),
         ({"learning_rate": 0.0}, "learning_rate must be positive"),
-        ({"covariance": "full"}, "covariance must be 'auto' or 'exact' or 'diagonal', got 'full'"),
         ({"noise": "none"}, "noise must be"),
-        ({"rate": (0.1, 0.1)}, "rate must be in"),
+        ({"rate": (0.1, 0.1)}, "name a kind of networks twice"),
         ({"hidden": (0,)}, "hidden must be units of each layer"),
-        ({"hidden": 8}, r"hidden must be units of each layer, as \(48, 48\), got 8"),
+        ({"hidden": 8}, r"hidden must be units of each layer, as \(128, 128\), got 8"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], text: str) -> None:
@@ -337,13 +370,6 @@ def test_extreme_units(scale: float) -> None:
     expected = MPGELURegressor(**QUICK).fit(X, y).predict(X)
     scaled = MPGELURegressor(**QUICK).fit(X * scale, y * scale).predict(X * scale)
     np.testing.assert_allclose(scaled / scale, expected, rtol=1e-3)
-
-
-def test_features_that_no_float_can_hold_standardised_are_refused(fitted: MPGELURegressor) -> None:
-    X, _ = table(5)
-    X[3, 1] = 1e40
-    with pytest.raises(mp.InputError, match=r"X\[3, 1\] is 1e\+40, more than 1e\+15 standard deviations"):
-        fitted.predict(X)
 
 
 def test_a_failed_fit_is_no_fit() -> None:
@@ -398,7 +424,7 @@ def test_saved_models_predict_the_same_bits(fitted: MPGELURegressor, tmp_path: P
     for ours, theirs in zip(model.predict(X, return_std=True), loaded.predict(X, return_std=True), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     np.testing.assert_array_equal(model.predict_interval(X), loaded.predict_interval(X))
-    assert loaded.get_params() == {**model.get_params(), "hidden": [16, 16], "rate": [0.001, 0.03]}
+    assert loaded.get_params() == {**model.get_params(), "hidden": [16, 16], "sigma": [0.05, 0.15, 0.5]}
     assert loaded.score_ == model.score_
     assert [p.name for p in tmp_path.iterdir()] == ["model.mpgelu"]
 
@@ -406,13 +432,14 @@ def test_saved_models_predict_the_same_bits(fitted: MPGELURegressor, tmp_path: P
 def test_saved_names_and_settings_come_back(tmp_path: Path) -> None:
     X, y = table(60)
     frame = pd.DataFrame(X, columns=["a", "b", "c"])
-    settings = QUICK | {"gaussian_weights": True, "random_state": np.random.RandomState(0)}
+    settings = RANDOM | {"moments": mp.DiagonalMoments, "random_state": np.random.RandomState(0)}
     model = MPGELURegressor(**settings).fit(frame, y)
     model.save(tmp_path / "model")
     loaded = mp.load(tmp_path / "model")
     np.testing.assert_array_equal(loaded.predict(frame), model.predict(frame))
     assert loaded.feature_names_in_.tolist() == ["a", "b", "c"]
     assert loaded.random_state is None
+    assert loaded.moments is mp.DiagonalMoments
     clone(loaded).fit(frame, y)
 
 
@@ -420,3 +447,24 @@ def test_an_unfitted_model_cannot_be_saved(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not fitted"):
         MPGELURegressor().save(tmp_path / "model")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("y", [["yes", "no"] * 20, np.array(["yes", "no"] * 20, dtype=object), pd.Series(["no"] * 40)])
+def test_a_target_of_text_is_refused_in_words(y: Any) -> None:
+    X = np.random.default_rng(0).normal(size=(40, 2))
+    with pytest.raises(mp.InputError, match=r"this is regression, which predicts a number, and y holds text such as '"):
+        MPGELURegressor(**QUICK).fit(X, y)
+
+
+def test_calibrating_with_a_frame_does_not_warn() -> None:
+    X, y = pd.DataFrame(np.random.default_rng(0).normal(size=(60, 2)), columns=["a", "b"]), np.arange(60.0)
+    model = MPGELURegressor(**QUICK).fit(X[:40], y[:40]).calibrate(X[40:], y[40:])  # warnings are errors here
+    named = model.calibration_scores_
+    assert named is not None
+    assert len(named) == 20
+
+
+def test_networks_larger_than_the_machine_are_refused() -> None:
+    X, y = np.ones((20, 2)), np.arange(20.0)
+    with pytest.raises(mp.InputError, match=r"would take about .* GB of memory, and this machine has .*; choose"):
+        MPGELURegressor((10**6, 10**6)).fit(X, y)

@@ -1,13 +1,25 @@
-"""Training an ensemble as one program: rates times folds, each network scored on rows it has not seen, then weighted.
+"""How the ensemble of the estimator is trained.
 
-Every network leaves out one fold. It enters the ensemble twice, as it is at the end and as it was when it predicted its
-held-out rows best; the weights of the rates and of the two kinds are those that predict the held-out rows best.
+    choices (settings) -> for each kind of networks: folds, networks, steps in a loop -> weights, head (noise)
 
-    settings -> folds -> networks -> steps (checkpoint) -> weights, all called by `training.train`
+Networks of one kind are trained as one program, each on all folds of the rows but one. Everything that decides how much
+they count and how sure they are is learned from rows that they have not seen. `training.train` calls the rest.
 """
 
-from mpgelu.estimators.recipe.folds import FEWEST_FOLDS
-from mpgelu.estimators.recipe.settings import Covariance, Noise, Settings, certain
+from mpgelu.estimators.recipe.choices import settings_of
+from mpgelu.estimators.recipe.folds import Rows
+from mpgelu.estimators.recipe.networks import default_network
+from mpgelu.estimators.recipe.settings import Kind, Noise, Settings
 from mpgelu.estimators.recipe.training import InterruptedWarning, Trained, train
 
-__all__ = ["FEWEST_FOLDS", "Covariance", "InterruptedWarning", "Noise", "Settings", "Trained", "certain", "train"]
+__all__ = [
+    "InterruptedWarning",
+    "Kind",
+    "Noise",
+    "Rows",
+    "Settings",
+    "Trained",
+    "default_network",
+    "settings_of",
+    "train",
+]

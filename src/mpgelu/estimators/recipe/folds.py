@@ -9,33 +9,53 @@ import torch
 from sklearn.model_selection import KFold
 from torch import Tensor
 
-from mpgelu.estimators.recipe.settings import Settings
 
-FEWEST_FOLDS = 5
-_MOST_HELD_OUT = 4000  # rows of each fold that networks are judged by
+@dataclass(frozen=True)
+class Rows:
+    """Scaled training data.
+
+    Args:
+        X: Features ``(rows, n)``.
+        y: Targets ``(rows,)``.
+        weights: How much each row counts, ``(rows,)``, of mean one.
+    """
+
+    X: Tensor
+    y: Tensor
+    weights: Tensor
 
 
 @dataclass(frozen=True)
 class Folds:
-    """Which rows each network is trained on and which it is judged by; networks are ordered by rate, then fold."""
+    """Rows of each network: those it is trained on, and those that it leaves out; every row is left out once.
 
-    trained: Tensor  # (networks, rows)
-    held: Tensor  # (networks, rows), the shorter folds filled up by repetition
-    counts: Tensor  # (networks, rows): 1 for a row, 0 for a repetition
+    Args:
+        trained: ``(networks, rows)``.
+        held: Rows left out, the shorter folds filled up by repetition, ``(networks, rows)``.
+        counts: True for a row, false for a repetition, ``(networks, rows)``.
+    """
+
+    trained: Tensor
+    held: Tensor
+    counts: Tensor
 
     @staticmethod
-    def of(rows: int, settings: Settings) -> Folds:
-        """At least five folds, the first ones left out by the members in turn, the same for every rate."""
-        splitter = KFold(min(rows, max(FEWEST_FOLDS, settings.members)), shuffle=True, random_state=settings.seed)
-        random = np.random.default_rng(settings.seed)
-        split = list(splitter.split(np.zeros(rows)))[: settings.members]
-        folds = [(train, random.permutation(held)[:_MOST_HELD_OUT]) for train, held in split]
-        shortest, longest = min(len(train) for train, _ in folds), max(len(held) for _, held in folds)
-        trained = np.stack([train[:shortest] for train, _ in folds])
-        held = np.stack([np.resize(held, longest) for _, held in folds])
-        counts = np.stack([np.arange(longest) < len(held) for _, held in folds])
-        parts = (torch.as_tensor(part).repeat(len(settings.rates), 1) for part in (trained, held, counts))
-        return Folds(*parts)
+    def of(rows: int, folds: int, seed: int) -> Folds:
+        """A random partition of the rows; fold k is left out by network k."""
+        splitter = KFold(min(rows, folds), shuffle=True, random_state=seed)
+        split = list(splitter.split(np.zeros(rows)))
+        shortest, longest = min(len(train) for train, _ in split), max(len(held) for _, held in split)
+        random = np.random.default_rng(seed)  # networks have equally many rows: one may miss some, not always the last
+        trained = np.stack([random.permutation(train)[:shortest] for train, _ in split])
+        held = np.stack([np.resize(held, longest) for _, held in split])
+        counts = np.stack([np.arange(longest) < len(held) for _, held in split])
+        return Folds(*map(torch.as_tensor, (trained, held, counts)))
+
+    def gather(self, values: Tensor) -> Tensor:
+        """What network k found for its held-out rows, ``(networks, held)``, in the order of the rows, ``(rows,)``."""
+        found = values.new_empty(int(self.counts.sum()), *values.shape[2:])
+        found[self.held[self.counts]] = values[self.counts]
+        return found
 
 
 class Batches:
@@ -44,23 +64,23 @@ class Batches:
     The order depends on the number of the epoch alone, so that a resumed run meets the same batches.
     """
 
-    def __init__(self, folds: Folds, size: int, seed: int) -> None:
-        self.folds, self.size, self.seed = folds, size, seed
+    def __init__(self, trained: Tensor, size: int, seed: int) -> None:
+        self.trained, self.size, self.seed = trained, size, seed
         self._orders: dict[int, Tensor] = {}
 
     def rows(self, first: int, count: int) -> Tensor:
         """Row numbers of ``count`` batches from number ``first`` on, ``(networks, count, size)``."""
-        networks, rows = self.folds.trained.shape
+        networks, rows = self.trained.shape
         start, stop = first * self.size, (first + count) * self.size
         epochs = range(start // rows, (stop - 1) // rows + 1)
         self._orders = {epoch: self._order(epoch) for epoch in epochs}  # drawn once, kept while it is in use
         offset = start - epochs[0] * rows
         orders = list(self._orders.values())
         order = (orders[0] if len(orders) == 1 else torch.cat(orders, 1))[:, offset : offset + stop - start]
-        return torch.take_along_dim(self.folds.trained, order, 1).view(networks, count, self.size)
+        return torch.take_along_dim(self.trained, order, 1).view(networks, count, self.size)
 
     def _order(self, epoch: int) -> Tensor:
         if epoch in self._orders:
             return self._orders[epoch]
         seed = int(np.random.SeedSequence((self.seed, epoch)).generate_state(1)[0])
-        return torch.rand(self.folds.trained.shape, generator=torch.Generator().manual_seed(seed)).argsort(1)
+        return torch.rand(self.trained.shape, generator=torch.Generator().manual_seed(seed)).argsort(1)

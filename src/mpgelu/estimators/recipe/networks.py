@@ -3,42 +3,59 @@
 from __future__ import annotations
 
 import math
-from itertools import product
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
-from mpgelu.estimators.recipe.settings import Settings
-from mpgelu.layers import Dropout, GaussianLinear, Linear
-from mpgelu.networks import network
-
-_NO_VARIANCE = -40.0  # logarithm of the variance of a weight that stands for none
-
-
-def new_networks(features: int, settings: Settings) -> list[nn.Module]:
-    """Untrained networks, ordered by rate, then fold."""
-    generator = torch.Generator().manual_seed(settings.seed)
-    networks: list[nn.Module] = []
-    for rate, _ in product(settings.rates, range(settings.members)):
-        with torch.random.fork_rng(devices=[]):  # what torch draws is replaced below
-            made = network(features, settings.hidden, rate=0.5, gaussian_weights=settings.gaussian_weights).float()
-        for layer in made:
-            if isinstance(layer, Dropout):
-                layer.rate.fill_(rate)  # also a rate of zero, which network would leave out
-        _initialise([layer for layer in made if isinstance(layer, (Linear, GaussianLinear))], settings, generator)
-        networks.append(made)
-    return networks
+from mpgelu.estimators.recipe.settings import Kind, Settings
+from mpgelu.layers import MPGELU, GaussianLinear, Linear, SiLU
+from mpgelu.likelihoods import Likelihood
+from mpgelu.networks import Stack, network
 
 
-def _initialise(layers: list[Linear | GaussianLinear], settings: Settings, generator: torch.Generator) -> None:
-    """Hinges spread over the data, outputs near zero, a noise near that of the target and the same for all rows."""
+def default_network(features: int, kind: Kind, outputs: int) -> nn.Module:
+    """A perceptron after a periodic embedding, if the kind has one.
+
+    SiLU stands between the layers of a network without dropout. One with dropout is trained by its moments, which
+    MP-GELU has in closed form.
+    """
+    nonlinearity = MPGELU if kind.rate else SiLU
+    return network(features, kind.hidden, outputs, nonlinearity=nonlinearity, rate=kind.rate, embedding=kind.sigma)
+
+
+def new_networks(features: int, kind: Kind, likelihood: Likelihood, settings: Settings, seed: int) -> Stack:
+    """Untrained networks of one kind, one for each fold."""
+    with single_precision(seed):
+        made = [settings.network(features, kind, likelihood.outputs).float() for _ in range(settings.folds)]
+        for member in made:
+            linear = [layer for layer in member.modules() if isinstance(layer, (Linear, GaussianLinear))]
+            _initialise(linear, likelihood)
+    return Stack(made)
+
+
+@contextmanager
+def single_precision(seed: int) -> Iterator[None]:
+    """Random numbers of a seed in single precision, with torch's own seed and default dtype back afterwards."""
+    before = torch.get_default_dtype()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
+
+
+def _initialise(layers: list[Linear | GaussianLinear], likelihood: Likelihood) -> None:
+    """Hinges spread over the data, outputs near zero."""
     with torch.no_grad():
         for position, layer in enumerate(layers[:-1]):
-            layer.weight.normal_(0, math.sqrt(2 / layer.in_features), generator=generator)
-            layer.bias.normal_(0, 0.1 if position else 1.0, generator=generator)
+            layer.weight.normal_(0, math.sqrt(2 / layer.in_features))
+            if layer.bias is not None:
+                layer.bias.normal_(0, 0.1 if position else 0.5)
         last = layers[-1]
-        last.weight.normal_(0, 1 / math.sqrt(last.in_features), generator=generator)
-        last.weight[1].mul_(0.0 if settings.noise == "homoscedastic" else 0.1)
-        last.bias.zero_()
-        if settings.noise == "homoscedastic" and isinstance(last, GaussianLinear):
-            last.log_weight_variance[1] = _NO_VARIANCE
+        last.weight.normal_(0, 1 / math.sqrt(last.in_features))
+        if last.bias is not None:
+            likelihood.initialise(last.weight, last.bias)

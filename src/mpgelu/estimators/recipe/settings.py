@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
+from torch import nn
 
-from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
+from mpgelu.likelihoods import Likelihood
+from mpgelu.moments import Moments
 
-Covariance = Literal["exact", "diagonal"]
 Noise = Literal["heteroscedastic", "homoscedastic"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Networks of one architecture, one for each fold.
+
+    Args:
+        hidden: Units of each hidden layer.
+        rate: Dropout rate; 0 for none.
+        sigma: Standard deviation of the starting frequencies of the periodic embedding; ``None`` for no embedding.
+        effort: Share of the steps that these networks take: few rows full of noise are best fitted briefly.
+    """
+
+    hidden: tuple[int, ...]
+    rate: float = 0.0
+    sigma: float | None = None
+    effort: float = 1.0
+
+    def __str__(self) -> str:
+        """Words for the progress bar and for the weights of the kinds."""
+        embedding = "plain" if self.sigma is None else f"periodic {self.sigma:g}"
+        rate = f", rate {self.rate:g}" if self.rate else ""
+        return f"{embedding}{rate}, {self.effort:.2g} of the steps" if self.effort < 1 else f"{embedding}{rate}"
 
 
 @dataclass(frozen=True)
@@ -19,37 +42,31 @@ class Settings:
     """How an ensemble is trained.
 
     Args:
-        hidden: units of each hidden layer.
-        rates: dropout rates, one set of networks for each.
-        members: networks for each rate, each of which leaves out another fold of the rows.
-        steps: of the optimiser.
-        batch_size: rows in a step.
-        learning_rate: its peak; it grows for 5 % of the steps, then falls to zero as a cosine.
-        beta: exponent of the weight of each row, its detached predictive variance; 0 for none.
-        noise: whether the noise depends on the features.
-        gaussian_weights: random weights, trained with their Kullback-Leibler term.
-        train_covariance: moments during training.
-        covariance: moments of the predictions by which networks are weighted; ``"auto"`` takes exact ones unless
-            diagonal ones predict the held-out rows better.
-        patience: stop after so many steps, at least one, without improvement on held-out rows; ``None`` never does.
-        seed: of the folds, the starting weights and the order of the rows.
+        kinds: Architectures; the networks of each are trained as one program, and weighted as one.
+        process: Whether a Gaussian process is among the members.
+        folds: Parts of the rows; a network of each kind leaves out one of them, which it is judged by.
+        steps: Of the optimiser.
+        batch_size: Rows in a step.
+        learning_rate: Its peak; it grows for 5 % of the steps, then falls to zero as a cosine.
+        beta: Exponent of the weight of each row, its detached predictive variance; 0 for none.
+        noise: Whether the noise depends on the features.
+        network: Builds a network from the number of features, the kind and the number of outputs.
+        likelihood: What the outputs mean; ``None`` for a mean with noise from held-out rows.
+        moments: That random networks propagate in predictions.
+        time_limit: Seconds after which training ends, with fewer steps if need be; ``None`` for no limit.
+        seed: Of the folds, the starting weights and the order of the rows.
     """
 
-    hidden: Sequence[int]
-    rates: Sequence[float]
-    members: int
+    kinds: tuple[Kind, ...]
+    process: bool
+    folds: int
     steps: int
     batch_size: int
     learning_rate: float
     beta: float
     noise: Noise
-    gaussian_weights: bool
-    train_covariance: Covariance
-    covariance: Covariance | Literal["auto"]
-    patience: int | None
+    network: Callable[[int, Kind, int], nn.Module]
+    likelihood: Likelihood | None
+    moments: type[Moments] | None
+    time_limit: float | None
     seed: int
-
-
-def certain(x: Tensor, covariance: Covariance) -> Moments:
-    """Known features, in the kind of moments of this name."""
-    return (FactoredMoments if covariance == "exact" else DiagonalMoments).certain(x)

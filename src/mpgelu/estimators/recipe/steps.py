@@ -1,127 +1,155 @@
-"""Optimiser steps of all networks at once, in native code or in torch."""
+"""Optimiser steps of all networks of a stack at once."""
 
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mpgelu import native
-from mpgelu.estimators.recipe.settings import Settings, certain
-from mpgelu.layers import GaussianLinear
-from mpgelu.likelihoods import HeteroscedasticGaussian
-from mpgelu.moments import Moments
-from mpgelu.native.perceptron import Trainer as NativeTrainer
-from mpgelu.networks import Stack
-from mpgelu.training import Trainer
+from mpgelu.layers import Periodic, Scale
+from mpgelu.likelihoods import Likelihood
+from mpgelu.moments import DiagonalMoments, Moments
+from mpgelu.networks import Stack, is_random
 
 CLIP = 10.0  # largest norm of a network's gradient
-_WARM_UP = 0.05  # share of the steps in which the learning rate grows
+_WARM_UP = 0.05  # share of the training in which the learning rate grows
+_SPEEDS: dict[type[nn.Module], float] = {Periodic: 5.0, Scale: 3.0}  # learning rates in that of the other parameters
+
+Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-class Steps(Protocol):
-    """What the loop needs of an optimiser of stacked networks."""
+class Steps:
+    """Adam on the networks of a stack, each clipped on its own; a step that is not finite is left out for that network.
 
-    taken: int
+    Args:
+        stack: Networks, updated in place.
+        objective: From features, targets and row weights of a batch to the loss of each network, ``(networks,)``.
+    """
 
-    def steps(self, x: Tensor, y: Tensor, weights: Tensor, learning_rates: Tensor) -> Tensor:
-        """One step of every network for each batch; the losses ``(networks, steps)``."""
+    def __init__(self, stack: Stack, objective: Objective) -> None:
+        self.stack, self.objective, self.taken = stack, objective, 0
+        speeds = _speeds(stack.architecture)
+        named = {name: p for name, p in stack.state()[0].items() if p.requires_grad}
+        self.parameters = list(named.values())
+        groups = [
+            {"params": [p for name, p in named.items() if speeds.get(name, 1.0) == speed], "speed": speed}
+            for speed in sorted({speeds.get(name, 1.0) for name in named})
+        ]
+        self.optimizer = torch.optim.Adam(groups, lr=1.0, fused=True)
+
+    def step(self, x: Tensor, y: Tensor, weights: Tensor, learning_rate: float) -> Tensor:
+        """One step of every network on its own batch; the losses before it, ``(networks,)``.
+
+        Args:
+            x: ``(networks, rows, n)``.
+            y: ``(networks, rows)``.
+            weights: Of the rows, ``(networks, rows)``.
+            learning_rate: Of this step.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate * group["speed"]
+        self.optimizer.zero_grad()
+        losses = self.objective(x, y, weights)
+        losses.sum().backward()  # type: ignore[no-untyped-call]
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients]).norm(dim=0)
+        finite = torch.isfinite(losses.detach()) & torch.isfinite(norms)
+        scale = (CLIP / (norms + 1e-12)).clamp_max(1)
+        if finite.all():
+            if (scale < 1).any():
+                for gradient in gradients:
+                    gradient.mul_(_aligned(scale, gradient))
+            self.optimizer.step()
+        else:
+            self._step_of(finite, gradients, scale)
+        self.taken += 1
+        return torch.where(finite, losses.detach(), torch.nan)
+
+    def _step_of(self, finite: Tensor, gradients: list[Tensor], scale: Tensor) -> None:
+        """Step with some of the networks and leave the others, and what Adam knows of them, as they are."""
+        for gradient in gradients:
+            gradient.copy_(torch.where(_aligned(finite, gradient), gradient * _aligned(scale, gradient), 0))
+        kept = [value.clone() for value in self.state().values()]
+        self.optimizer.step()
+        with torch.no_grad():
+            for now, before in zip(self.state().values(), kept, strict=True):
+                if now.dim():  # numbers of steps are shared
+                    now.copy_(torch.where(_aligned(finite, now), now, before))
 
     def state(self) -> dict[str, Tensor]:
         """Everything that the next step depends on but the number of steps taken."""
-
-    def load(self, state: dict[str, Tensor], taken: int) -> None:
-        """Take up a state after so many steps."""
-
-
-def make_steps(stack: Stack, settings: Settings, rows: int) -> Steps:
-    """Whole steps in native code where it can do what is asked, else torch."""
-    plain = settings.train_covariance == "diagonal" and settings.noise == "heteroscedastic"
-    if plain and stack.perceptron is not None and native.available():
-        return NativeTrainer(stack.perceptron, settings.beta, CLIP)
-    return TorchSteps(stack, settings, rows)
-
-
-class TorchSteps:
-    """The same steps in torch, for exact covariance, Gaussian weights and constant noise."""
-
-    def __init__(self, stack: Stack, settings: Settings, rows: int) -> None:
-        likelihood = HeteroscedasticGaussian()
-
-        def losses(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-            moments = stack(certain(x, settings.train_covariance))
-            weights = weights * variance_weights(moments, settings.beta)
-            return -(weights * likelihood.expected_log_prob(moments, y)).mean(-1)
-
-        penalty = (lambda: stack.each(_kl) / rows) if settings.gaussian_weights else None
-        models = torch.Size([len(stack)])
-        self.trainer = Trainer(stack, likelihood, models, losses, _adam, None, penalty, CLIP)
-        self.taken = 0
-        if settings.noise == "homoscedastic":
-            _freeze_noise_weights(stack)
-
-    def steps(self, x: Tensor, y: Tensor, weights: Tensor, learning_rates: Tensor) -> Tensor:
-        """See :class:`Steps`."""
-        losses = []
-        for step, learning_rate in enumerate(learning_rates.tolist()):
-            for group in self.trainer.optimizer.param_groups:
-                group["lr"] = learning_rate
-            losses.append(self.trainer.step(x[:, step], y[:, step], weights[:, step]))
-            self.taken += 1
-        return torch.stack(losses, 1)
-
-    def state(self) -> dict[str, Tensor]:
-        """See :class:`Steps`."""
-        state = {"step_scale": self.trainer.step_scale}
-        for position, p in enumerate(self.trainer.parameters):
-            kept = self.trainer.optimizer.state[p]
-            for name in ("exp_avg", "exp_avg_sq"):
-                kept.setdefault(name, torch.zeros_like(p))
-            kept.setdefault("step", torch.tensor(0.0))
+        state: dict[str, Tensor] = {}
+        for position, p in enumerate(self.parameters):
+            kept = self.optimizer.state[p]
+            if not kept:
+                kept |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p), "step": torch.tensor(0.0)}
             state |= {f"parameter_{position}": p.detach()}
             state |= {f"{name}_{position}": kept[name] for name in ("exp_avg", "exp_avg_sq", "step")}
         return state
 
     def load(self, state: dict[str, Tensor], taken: int) -> None:
-        """See :class:`Steps`."""
+        """Take up a state after so many steps."""
         for name, tensor in self.state().items():
             tensor.copy_(state[name])
         self.taken = taken
 
 
-def variance_weights(moments: Moments, beta: float) -> Tensor:
+def expected_loss(stack: Stack, likelihood: Likelihood, beta: float, rows: int) -> Objective:
+    r"""Minus the expected log-likelihood of a batch, rows weighted by their predictive variance to the power beta.
+
+    Random networks propagate diagonal moments, and layers with a Kullback-Leibler term add it, divided by the rows.
+
+    Args:
+        stack: The networks.
+        likelihood: What their outputs mean.
+        beta: Of the weights (Seitzer et al., 2022), which carry no gradient and have mean one.
+        rows: That each network is trained on.
+    """
+    random = is_random(stack.architecture)
+    penalised = any(hasattr(module, "kl") for module in stack.architecture.modules())
+
+    def losses(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        outputs: Moments | Tensor = stack(DiagonalMoments.certain(x) if random else x)
+        weights = weights * variance_weights(likelihood, outputs, beta)
+        fit = -(weights * likelihood.expected_log_prob(outputs, y)).mean(-1)
+        return fit + stack.each(_kl) / rows if penalised else fit
+
+    return losses
+
+
+def variance_weights(likelihood: Likelihood, outputs: Moments | Tensor, beta: float) -> Tensor | float:
     """Weight of each row in the loss, its predictive variance to the power beta, of mean one; no gradient."""
     if not beta:
-        return torch.ones_like(moments.mean[..., 0])
+        return 1.0
     with torch.no_grad():
-        (_, log_noise), (variance, log_noise_variance) = moments.mean.unbind(-1), moments.variance.unbind(-1)
-        noise = torch.exp((log_noise + log_noise_variance / 2).clamp(-30, 30))
-        weights = (variance + noise) ** beta
+        weights = likelihood.variance(outputs).clamp(1e-12, 1e12) ** beta
         return weights / weights.mean(-1, keepdim=True)
 
 
-def _adam(parameters: object) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=1.0)  # type: ignore[arg-type]
+def learning_rate(peak: float, done: float) -> float:
+    """A linear warm-up, then half a cosine down to zero; ``done`` is the share of the training after the step."""
+    if done < _WARM_UP:
+        return peak * done / _WARM_UP
+    return peak * 0.5 * (1 + math.cos(math.pi * (done - _WARM_UP) / (1 - _WARM_UP)))
+
+
+def _speeds(architecture: nn.Module) -> dict[str, float]:
+    """Learning rates of parameters by their names, in that of all others."""
+    return {
+        f"{name}.{parameter}": _SPEEDS[type(module)]
+        for name, module in architecture.named_modules()
+        if type(module) in _SPEEDS
+        for parameter, _ in module.named_parameters()
+    }
+
+
+def _aligned(per_network: Tensor, p: Tensor) -> Tensor:
+    return per_network.reshape(-1, *[1] * (p.dim() - 1)).to(p if per_network.is_floating_point() else per_network)
 
 
 def _kl(network: nn.Module) -> Tensor:
-    return torch.stack([layer.kl() for layer in network.modules() if isinstance(layer, GaussianLinear)]).sum()
-
-
-def _freeze_noise_weights(stack: Stack) -> None:
-    """Let the second output be a constant: its weights, zero at the start, get no gradient."""
-    parameters, _ = stack.state()
-    for kind in (".weight", ".log_weight_variance"):
-        for p in [p for name, p in parameters.items() if name.endswith(kind)][-1:]:  # of the last layer
-            keep = torch.ones_like(p[0])
-            keep[1] = 0
-            p.register_hook(lambda gradient, keep=keep: gradient * keep)  # type: ignore[no-untyped-call]
-
-
-def learning_rates(settings: Settings) -> Tensor:
-    """A linear warm-up, then half a cosine down to zero."""
-    done = torch.arange(1, settings.steps + 1, dtype=torch.float64) / settings.steps
-    falling = 0.5 * (1 + torch.cos(math.pi * (done - _WARM_UP) / (1 - _WARM_UP)))
-    return (settings.learning_rate * torch.where(done < _WARM_UP, done / _WARM_UP, falling)).float()
+    terms: list[Any] = [getattr(module, "kl", None) for module in network.modules()]
+    return torch.stack([kl() for kl in terms if kl is not None]).sum()

@@ -1,4 +1,4 @@
-"""The whole of a training run: folds, networks, steps, weights."""
+"""The whole of a training run: networks of every kind, their weights, the noise."""
 
 from __future__ import annotations
 
@@ -8,22 +8,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mpgelu.errors import TrainingError
+from mpgelu.estimators.gaussian_process import fit_process
+from mpgelu.estimators.noise import NoiseHead
 from mpgelu.estimators.recipe.checkpoint import Keeper
-from mpgelu.estimators.recipe.folds import Batches, Folds
+from mpgelu.estimators.recipe.folds import Folds, Rows
+from mpgelu.estimators.recipe.head import mean_range, train_head
+from mpgelu.estimators.recipe.loop import Clock, run
 from mpgelu.estimators.recipe.networks import new_networks
-from mpgelu.estimators.recipe.settings import Covariance, Settings
-from mpgelu.estimators.recipe.steps import Steps, learning_rates, make_steps
-from mpgelu.estimators.recipe.weights import choose, held_out_score, narrow_noise
-from mpgelu.networks import Stack
-from mpgelu.training import Best, Interrupts, RecoveryWarning, training_progress
+from mpgelu.estimators.recipe.settings import Settings
+from mpgelu.estimators.recipe.steps import Steps, expected_loss
+from mpgelu.estimators.recipe.weights import background, fit_width, mean_weights, stacking_weights
+from mpgelu.estimators.scales import LIMIT
+from mpgelu.likelihoods import HeavyTailedGaussian, HeteroscedasticGaussian, Likelihood
+from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
+from mpgelu.networks import Stack, is_random
+from mpgelu.training import Interrupts, training_progress
 
-_STEPS_AT_ONCE = 50
-_MOST_ENTRIES = 2**25  # of the features of so many steps
-_MOST_LEFT_OUT = 0.5  # share of the steps of a network that may be left out because their loss is not finite
-_LOOKS = 40  # times that held-out rows are scored during training
+_AGREEMENT = 0.01  # nats per row by which exact moments may score below diagonal ones and still be preferred
+_HELD_AT_ONCE = 1024
+_LEAST_WEIGHT = 0.02  # of a member; one that counts less costs as much as the others
+_HEAD_TIME = 0.1  # share of a time limit that is left for the noise and the weights
+_REACH = 0.5  # of a row outside the training data, see FeatureScale
 
 
 class InterruptedWarning(UserWarning):
@@ -31,144 +38,201 @@ class InterruptedWarning(UserWarning):
 
 
 @dataclass(frozen=True)
+class Member:
+    """Networks that count as one.
+
+    Args:
+        name: For people.
+        stack: The networks.
+        folds: Which rows each has not seen; ``None`` where each row was left out by a formula.
+    """
+
+    name: str
+    stack: Stack
+    folds: Folds | None
+
+    @property
+    def rows_left_out(self) -> Folds:
+        """The folds of networks."""
+        assert self.folds is not None
+        return self.folds
+
+
+@dataclass(frozen=True)
 class Trained:
     """The result of :func:`train`.
 
     Attributes:
-        stack: the networks with a weight worth keeping.
-        weights: of these networks, ``(M,)``, summing to one.
-        covariance: moments to predict with.
-        rate_weights: weight of each rate, over all its networks.
-        score: mean log density of held-out rows under the mixture of the networks that have not seen them.
-        losses: training loss at each look, ``(looks, rates * members)``.
-        networks: all networks at the end of training, from which another fit may go on.
-        steps: taken.
-        interrupted: whether Ctrl-C ended the training.
+        members: Kinds of networks with a weight worth keeping.
+        weights: Of all networks, ``(M,)``, summing to one.
+        likelihood: What their outputs mean.
+        noise: Learned from held-out rows; ``None`` with a likelihood of the user's.
+        spread: Factor by which networks are moved towards their average.
+        moments: To predict with.
+        reach: Of :class:`FeatureScale`.
+        score: Mean log density of held-out rows.
+        steps: Taken for each kind.
     """
 
-    stack: Stack
+    members: list[Member]
     weights: Tensor
-    covariance: Covariance
-    rate_weights: dict[float, float]
+    likelihood: Likelihood
+    noise: NoiseHead | None
+    spread: float
+    moments: type[Moments]
+    reach: float
     score: float
-    losses: Tensor
-    networks: Stack
     steps: int
-    interrupted: bool
+
+    @property
+    def stacks(self) -> list[Stack]:
+        """The networks of every member."""
+        return [member.stack for member in self.members]
+
+    @property
+    def kind_weights(self) -> dict[str, float]:
+        """Weight of each member by its name."""
+        parts = torch.split(self.weights, [len(stack) for stack in self.stacks])
+        return {member.name: float(part.sum()) for member, part in zip(self.members, parts, strict=True)}
 
 
 def train(
-    X: Tensor,
-    y: Tensor,
-    row_weights: Tensor,
+    rows: Rows,
     settings: Settings,
     *,
-    start: Stack | None = None,
+    start: Trained | None = None,
     checkpoint: Path | None = None,
     progress: bool = False,
 ) -> Trained:
-    """Train all networks as one, then weight them by how well they predict the rows they have not seen.
+    """Train the networks of every kind, then learn from the rows they have not seen how much to trust them.
 
     Args:
-        X: standardised features ``(rows, n)``.
-        y: standardised targets ``(rows,)``.
-        row_weights: ``(rows,)``, of mean one.
-        settings: see :class:`Settings`.
-        start: networks to go on from, as many as there are rates times members.
-        checkpoint: folder that keeps the state during training, and from which the same call goes on.
-        progress: show a progress bar when the standard error is a terminal.
+        rows: Scaled training data.
+        settings: See :class:`Settings`.
+        start: A previous result to go on from.
+        checkpoint: Folder that keeps the state during training, and from which the same call goes on.
+        progress: Show a progress bar when the standard error is a terminal.
     """
-    folds = Folds.of(len(y), settings)
-    stack = Stack(start.unstack() if start else new_networks(X.shape[1], settings))
-    trainer = make_steps(stack, settings, folds.trained.shape[1])
-    best = Best(stack, torch.Size([len(stack)]), None)
-    keeper = Keeper(checkpoint, trainer, best, (X, y, row_weights), settings) if checkpoint else None
-    losses, interrupted = _loop(trainer, best, folds, (X, y, row_weights), settings, keeper, progress)
-    networks = Stack(stack.unstack())
-    copies = [networks]
-    if best.seen:
-        best.restore()
-        copies.append(stack)
-    covariance, stacking = choose(copies, folds, (X, y, row_weights), settings)
-    by_rate = stacking.weights.view(-1, len(settings.rates)).sum(0).tolist()
-    weights = (stacking.weights / settings.members).repeat_interleave(settings.members)
-    members = [member for copy in copies for member in copy.unstack()]
-    kept = torch.nonzero(weights).flatten()
-    chosen = Stack([members[i] for i in kept])
-    narrow_noise(chosen, weights[kept], settings.members, X, covariance)
-    return Trained(
-        stack=chosen,
-        weights=weights[kept],
-        covariance=covariance,
-        rate_weights=dict(zip(settings.rates, by_rate, strict=True)),
-        score=stacking.score,
-        losses=losses,
-        networks=networks,
-        steps=trainer.taken,
-        interrupted=interrupted,
-    )
-
-
-def _loop(
-    trainer: Steps,
-    best: Best,
-    folds: Folds,
-    data: tuple[Tensor, Tensor, Tensor],
-    settings: Settings,
-    keeper: Keeper | None,
-    progress: bool,
-) -> tuple[Tensor, bool]:
-    """All steps, with a look at the held-out rows now and then; the losses of each look."""
-    X, y, weights = data
-    rates = learning_rates(settings)
-    size, look = min(settings.batch_size, folds.trained.shape[1]), max(1, settings.steps // _LOOKS)
-    batches = Batches(folds, size, settings.seed)
-    at_once = min(_STEPS_AT_ONCE, max(1, _MOST_ENTRIES // (len(folds.trained) * size * X.shape[1])))
-    patience = math.inf if settings.patience is None else settings.patience
-    losses: list[Tensor] = []
-    left_out = torch.zeros(len(folds.trained), dtype=torch.long)
+    clock = Clock(settings.time_limit)
+    likelihood = settings.likelihood or HeteroscedasticGaussian()
+    members, taken = [], settings.steps
     with training_progress(progress) as bar, Interrupts() as interrupts:
-        task = bar.add_task("training", total=settings.steps, completed=trainer.taken, loss=float("nan"))
-        while trainer.taken < settings.steps and best.epochs_without_improvement * look < patience:
-            if interrupts.seen:
-                warnings.warn(
-                    f"fit: interrupted after {trainer.taken} of {settings.steps} steps; the state so far was kept",
-                    InterruptedWarning,
-                    stacklevel=4,
-                )
-                break
-            first = trainer.taken
-            count = min(at_once, look - first % look, settings.steps - first)
-            rows = batches.rows(first, count)
-            seen = trainer.steps(X[rows], y[rows], weights[rows], rates[first : first + count])
-            left_out += (~torch.isfinite(seen)).sum(1)
-            bar.update(task, completed=trainer.taken, loss=float(seen.nanmean()))
-            if trainer.taken % look == 0:
-                losses.append(seen.mean(1))
-                best.see(-held_out_score(best.network, folds, X, y, weights, settings))
-            if keeper:
-                keeper.write_now_and_then()
-    if keeper:
-        keeper.write()
-    _warn_of_steps_left_out(left_out, settings.steps)
-    return _stacked(losses, y, len(folds.held)), interrupts.seen
-
-
-def _warn_of_steps_left_out(left_out: Tensor, steps: int) -> None:
-    share = float(left_out.max()) / steps
-    if share > _MOST_LEFT_OUT:
-        raise TrainingError(
-            f"fit: the loss was not finite in {share:.0%} of the steps of a network; "
-            "lower learning_rate or check the data for extreme values"
-        )
-    if left_out.any():
+        for position, kind in enumerate(settings.kinds):
+            seed = settings.seed + position
+            folds = Folds.of(len(rows.y), settings.folds, seed)
+            stack = new_networks(rows.X.shape[1], kind, likelihood, settings, seed)
+            if start:
+                stack = Stack(start.members[position].stack.unstack())
+            trainer = Steps(stack, expected_loss(stack, likelihood, settings.beta, folds.trained.shape[1]))
+            later = sum(kind.effort for kind in settings.kinds[position:])
+            run(
+                trainer,
+                folds.trained,
+                rows,
+                steps=max(1, round(kind.effort * settings.steps)),
+                batch_size=settings.batch_size,
+                peak=settings.learning_rate,
+                seed=seed,
+                seconds=clock.left * (1 - _HEAD_TIME) * kind.effort / later,
+                keeper=Keeper(checkpoint, trainer, rows, settings) if checkpoint else None,
+                interrupts=interrupts,
+                bar=bar,
+                title=f"{position + 1} of {len(settings.kinds)}: {kind}",
+            )
+            members.append(Member(str(kind), stack.requires_grad_(False), folds))
+            taken = min(taken, trainer.taken) if kind.effort == 1 else taken
+        trained = _weighted(members, rows, likelihood, settings, taken, interrupts)
+    if interrupts.seen:
         warnings.warn(
-            f"fit: {int(left_out.sum())} steps whose loss was not finite were left out, in {share:.1%} of the steps of "
-            "the network with most of them",
-            RecoveryWarning,
-            stacklevel=5,
+            f"fit: interrupted after {taken} of {settings.steps} steps; the state so far was kept",
+            InterruptedWarning,
+            stacklevel=3,
         )
+    return trained
 
 
-def _stacked(losses: list[Tensor], like: Tensor, networks: int) -> Tensor:
-    return torch.stack(losses) if losses else like.new_empty(0, networks)
+def _weighted(
+    members: list[Member], rows: Rows, likelihood: Likelihood, settings: Settings, taken: int, interrupts: Interrupts
+) -> Trained:
+    """Weights and noise of trained networks."""
+    moments = settings.moments or _best_moments(members, rows, likelihood)
+    if settings.likelihood is not None:
+        densities = [_densities(member, rows, likelihood, moments) for member in members]
+        by_kind, score = stacking_weights(torch.stack(densities, 1), rows.weights)
+        return _trained(members, by_kind, likelihood, None, 1.0, moments, score, taken)
+    limits = mean_range(rows.y)
+    held = [_held_out(member, rows.X, moments) for member in members]
+    if settings.process:
+        process, means = fit_process(rows.X, rows.y, LIMIT, Folds.of(len(rows.y), settings.folds, settings.seed))
+        members = [*members, Member("Gaussian process", Stack([nn.Sequential(process)]), None)]
+        held.append(torch.stack([means, process(rows.X[:1])[0, 1].expand_as(means)], -1))
+    means, own = torch.stack(held).unbind(-1)  # (kinds, rows)
+    means = means.clamp(*limits)
+    y, row_weights = rows.y.double().numpy(), rows.weights.double().numpy()
+    by_kind = torch.as_tensor(mean_weights(means.double().numpy(), y, row_weights))
+    by_kind = torch.where(by_kind < _LEAST_WEIGHT, 0, by_kind)
+    kept = torch.nonzero(by_kind).flatten()
+    members, by_kind = [members[i] for i in kept], by_kind[kept] / by_kind.sum()
+    means, own = means[kept], own[kept]
+    constant = settings.noise == "homoscedastic"
+    noise, log_variance = train_head(
+        rows.X, means, own, rows.y, rows.weights, by_kind, constant, settings.seed, interrupts
+    )
+    width, score = fit_width(means.double().numpy(), log_variance.double().numpy(), y, by_kind.numpy(), row_weights)
+    noise.log_scale += math.log(width.scale)
+    noise.spread.fill_(width.spread)
+    tails = HeavyTailedGaussian(width.tail_share, width.tail_width, *background(len(rows.y)))
+    return _trained(members, by_kind, tails, noise, width.spread, moments, score, taken)
+
+
+def _trained(
+    members: list[Member],
+    by_kind: Tensor,
+    likelihood: Likelihood,
+    noise: NoiseHead | None,
+    spread: float,
+    moments: type[Moments],
+    score: float,
+    taken: int,
+) -> Trained:
+    """The weight of a kind is shared by its networks."""
+    weights = torch.cat([(w / len(m.stack)).expand(len(m.stack)) for w, m in zip(by_kind, members, strict=True)])
+    return Trained(members, weights, likelihood, noise, spread, moments, _REACH, score, taken)
+
+
+def _best_moments(members: list[Member], rows: Rows, likelihood: Likelihood) -> type[Moments]:
+    """Exact moments, unless diagonal ones predict the held-out rows better; it matters for random networks only."""
+    random = [member for member in members if is_random(member.stack.architecture)]
+    if not random:
+        return FactoredMoments
+    scores = []
+    for moments in (FactoredMoments, DiagonalMoments):
+        densities = [_densities(member, rows, likelihood, moments) for member in random]
+        scores.append(stacking_weights(torch.stack(densities, 1), rows.weights)[1])
+    exact, diagonal = scores
+    return FactoredMoments if exact + _AGREEMENT >= diagonal else DiagonalMoments
+
+
+def _outputs(stack: Stack, x: Tensor, moments: type[Moments]) -> Moments | Tensor:
+    outputs: Moments | Tensor = stack(moments.certain(x) if is_random(stack.architecture) else x)
+    return outputs
+
+
+def _held_out(member: Member, X: Tensor, moments: type[Moments]) -> Tensor:
+    """Mean outputs for every row by the network that has not seen it, ``(rows, outputs)``."""
+    parts = []
+    with torch.no_grad():
+        for at in torch.split(member.rows_left_out.held, _HELD_AT_ONCE, dim=1):
+            outputs = _outputs(member.stack, X[at], moments)
+            parts.append(outputs if isinstance(outputs, Tensor) else outputs.mean)
+    return member.rows_left_out.gather(torch.cat(parts, 1))
+
+
+def _densities(member: Member, rows: Rows, likelihood: Likelihood, moments: type[Moments]) -> Tensor:
+    """Log density of every row under the network that has not seen it, ``(rows,)``."""
+    parts = []
+    with torch.no_grad():
+        for at in torch.split(member.rows_left_out.held, _HELD_AT_ONCE, dim=1):
+            outputs = _outputs(member.stack, rows.X[at], moments)
+            parts.append(likelihood.predictive(outputs, 8).log_prob(rows.y[at]))
+    return member.rows_left_out.gather(torch.cat(parts, 1))

@@ -1,129 +1,134 @@
-"""Weights of the networks: those that predict best the rows that each has not seen."""
+"""How much each kind of networks counts, and how wide their mixture is: fitted to rows they have not seen."""
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import expit, logsumexp, softmax
+from torch import Tensor
 
-from mpgelu.estimators.recipe.folds import Folds
-from mpgelu.estimators.recipe.settings import Covariance, Settings, certain
-from mpgelu.likelihoods import HeteroscedasticGaussian
-from mpgelu.moments import Moments
-from mpgelu.networks import Stack
+Array = NDArray[np.float64]
 
-_AGREEMENT = 0.01  # nats per row by which exact moments may score below diagonal ones and still be preferred
-_HELD_AT_ONCE = 256
 _EM_STEPS = 500
 _LOWEST_LOG_DENSITY = -1e4  # of a row; keeps the weights finite
-_LEAST_WEIGHT = 0.02
-_ROWS_OF_DISAGREEMENT = 1000
-_LARGEST_DISAGREEMENT = 1 / 3  # share of the variance; the noise is at most halved
-_HIGHEST_LOG_NOISE = 30.0
+_LARGEST_TAIL, _LEAST_TAIL = 0.25, 1e-12  # share of wide errors
 
 
-def choose(
-    copies: list[Stack], folds: Folds, data: tuple[Tensor, Tensor, Tensor], settings: Settings
-) -> tuple[Covariance, Stacking]:
-    """Weights of rates and copies, and how to propagate: exactly, unless it predicts the held-out rows worse."""
-    X, y, row_weights = data
-    kinds: tuple[Covariance, ...] = ("exact", "diagonal") if settings.covariance == "auto" else (settings.covariance,)
-    found: dict[Covariance, Stacking] = {}
-    for kind in kinds:
-        densities = [log_densities(copy, folds, X, y, kind) for copy in copies]
-        found[kind] = stacking_weights(*_out_of_fold(densities, folds, row_weights, len(settings.rates)))
-    chosen = max(found, key=lambda kind: found[kind].score + (_AGREEMENT if kind == "exact" else 0))
-    return chosen, found[chosen]
+def mean_weights(means: Array, y: Array, row_weights: Array) -> Array:
+    r"""Weights on the simplex whose average of the kinds has the smallest smooth absolute error on held-out rows.
+
+    .. math:: \min_a \sum_i c_i \sqrt{r_i^2 + \delta^2} / \delta + |a|^2, \qquad r = y - \sum_m w_m f_m, \qquad
+        w = \operatorname{softmax}(a)
+
+    The penalty is worth one row and keeps kinds that are equally good equal. The absolute error, not its square: one
+    kind that fails on one row must not decide.
+
+    Args:
+        means: Of each kind for every row, ``(kinds, rows)``, by a network that has not seen it.
+        y: Targets ``(rows,)``.
+        row_weights: c, ``(rows,)``, of mean one.
+    """
+    kinds, rows = means.shape
+    delta = float(np.median(np.abs(y - means.mean(0)))) + 1e-6
+
+    def loss(a: Array) -> tuple[float, Array]:
+        w = softmax(a)
+        r = y - w @ means
+        q = np.sqrt(r * r + delta * delta)
+        slope = -(row_weights * means * (r / q)).mean(1) / delta
+        return float((row_weights * q).mean() / delta + a @ a / rows), w * (slope - w @ slope) + 2 * a / rows
+
+    return softmax(minimize(loss, np.zeros(kinds), jac=True, method="L-BFGS-B").x) if kinds > 1 else np.ones(1)
 
 
-class Stacking(NamedTuple):
-    """Weights of candidates ``(candidates,)`` and the mean log density of their mixture."""
+class Width(NamedTuple):
+    """How wide the mixture of the networks is.
 
-    weights: Tensor
-    score: float
+    Args:
+        spread: Factor c by which networks are moved towards their average.
+        scale: Factor of the noise variance.
+        tail_share: Share of wide errors.
+        tail_width: How many times as wide they are.
+    """
+
+    spread: float
+    scale: float
+    tail_share: float
+    tail_width: float
+
+    @staticmethod
+    def of(parameters: Array) -> Width:
+        """From four unbounded numbers."""
+        a, b, c, d = parameters
+        return Width(float(expit(a)), float(np.exp(b)), _LARGEST_TAIL * float(expit(c)), 1.5 + 2.5 * float(expit(d)))
 
 
-def stacking_weights(log_densities: Tensor, row_weights: Tensor) -> Stacking:
+def background(rows: int) -> tuple[float, float]:
+    """Share and variance of errors that nothing explains, in the target's scale: about one row of the table."""
+    return 1 / (rows + 50), 0.1
+
+
+def fit_width(means: Array, log_variance: Array, y: Array, weights: Array, row_weights: Array) -> tuple[Width, float]:
+    """The width whose mixture of the kinds has the largest held-out likelihood, and the mean log density of the rows.
+
+    The :func:`background` has its part, so that one absurd row does not decide.
+
+    A weak prior, worth about one row, keeps four numbers from being fitted to few rows.
+
+    Args:
+        means: As in :func:`mean_weights`.
+        log_variance: Of the noise, from a head that has not seen the row, ``(rows,)``.
+        y: Targets ``(rows,)``.
+        weights: Of the kinds.
+        row_weights: Of mean one.
+    """
+    share, extra = background(len(y))
+    average, log_variance = weights @ means, np.clip(log_variance, -60, 60)
+
+    def log_density(width: Width) -> Array:
+        centers = average + width.spread * (means - average)
+        variance = width.scale * np.exp(log_variance)
+        parts = (
+            (1 - width.tail_share - share, variance),
+            (width.tail_share, variance * width.tail_width**2),
+            (share, variance + extra),
+        )
+        found = [np.log(max(part, _LEAST_TAIL)) + _log_normal(y - centers, noise) for part, noise in parts]
+        joined: Array = logsumexp(np.concatenate(found), axis=0, b=np.tile(weights, 3)[:, None])
+        return joined
+
+    def loss(p: Array) -> float:
+        prior = 0.5 * (p[0] / 2) ** 2 + 0.2 * p[1] ** 2 + 0.5 * ((p[2] + 1) / 2) ** 2 + 0.5 * p[3] ** 2
+        return float(-(row_weights * log_density(Width.of(p))).mean() + prior / len(y))
+
+    start = np.array([0.0, 0.0, -1.0, 0.0])
+    width = Width.of(
+        minimize(loss, start, method="Nelder-Mead", options={"maxiter": 250, "xatol": 1e-2, "fatol": 1e-5}).x
+    )
+    return width, float((row_weights * log_density(width)).mean())
+
+
+def _log_normal(error: Array, variance: Array) -> Array:
+    return -0.5 * (np.log(2 * np.pi * variance) + error * error / variance)
+
+
+def stacking_weights(log_densities: Tensor, row_weights: Tensor) -> tuple[Tensor, float]:
     r"""The weights :math:`w` on the simplex that maximise :math:`\sum_i c_i \log \sum_k w_k p_k(y_i)`, by EM.
 
-    Candidates with less than a fiftieth of the weight are left out, weight zero: they cost as much as the others.
-
     Args:
-        log_densities: of each row under each candidate, trained without it, ``(rows, candidates)``.
+        log_densities: Of each row under each candidate, trained without it, ``(rows, candidates)``.
         row_weights: c, ``(rows,)``.
+
+    Returns:
+        The weights ``(candidates,)`` and the mean log density of their mixture.
     """
-    logs, shares = log_densities.double(), row_weights.double() / row_weights.double().sum()
+    logs = log_densities.double().clamp_min(_LOWEST_LOG_DENSITY)
+    shares = row_weights.double() / row_weights.double().sum()
     weights = torch.full(logs.shape[1:], 1 / logs.shape[1], dtype=torch.float64)
-    for least in (0.0, _LEAST_WEIGHT):
-        weights = torch.where(weights < min(least, 0.5 * float(weights.max())), 0, weights)
-        for _ in range(_EM_STEPS):
-            weights = shares @ torch.softmax(logs + weights.log(), dim=1)
-    return Stacking(weights, float(shares @ torch.logsumexp(logs + weights.log(), dim=1)))
-
-
-def narrow_noise(stack: Stack, weights: Tensor, members: int, X: Tensor, covariance: Covariance) -> float:
-    r"""Scale the noise of all networks so that averaging over folds does not widen the prediction; the factor.
-
-    Each network was judged alone, and its variance V covers its own error. The mixture over the networks of a rate adds
-    their disagreement A to V, although the mean over them is closer to the truth by just that A. So the noise is
-    multiplied by 1 - A / V, which gives the mixture the variance that its members have on average. That is still the
-    wide side: A is taken on training rows, which most networks have seen.
-
-    Args:
-        stack: networks, those of one rate next to each other; changed in place.
-        weights: of the networks.
-        members: networks of each rate.
-        X: rows to take A and V on.
-        covariance: moments to predict with.
-    """
-    rows = X[:: max(1, len(X) // _ROWS_OF_DISAGREEMENT)]
-    with torch.no_grad():
-        parts = [
-            _disagreement(stack(certain(part.expand(len(stack), *part.shape), covariance)), weights, members)
-            for part in torch.split(rows, _HELD_AT_ONCE)
-        ]
-        share = min(float(torch.cat(parts).mean()), _LARGEST_DISAGREEMENT)
-        factor = 1 - share / (1 - share)
-        parameters, _ = stack.state()
-        log_noise_bias = [p for name, p in parameters.items() if name.endswith(".bias")][-1][:, 1]
-        log_noise_bias += math.log(factor)
-    return factor
-
-
-def _disagreement(moments: Moments, weights: Tensor, members: int) -> Tensor:
-    """A / (A + V) of each row."""
-    mean, variance = moments.mean, moments.variance
-    alone = variance[..., 0] + torch.exp((mean[..., 1] + variance[..., 1] / 2).clamp(max=_HIGHEST_LOG_NOISE))
-    between = mean[..., 0].reshape(-1, members, mean.shape[1]).var(1, correction=0)
-    by_rate = weights.to(between).view(-1, members).sum(1)
-    disagreement, average = by_rate @ between, weights.to(alone) @ alone
-    return disagreement / (disagreement + average)
-
-
-def log_densities(stack: Stack, folds: Folds, X: Tensor, y: Tensor, covariance: Covariance, nodes: int = 32) -> Tensor:
-    """Log density of its held-out rows under every network, ``(networks, rows)``."""
-    parts, likelihood = [], HeteroscedasticGaussian()
-    with torch.no_grad():
-        for rows in torch.split(folds.held, _HELD_AT_ONCE, dim=1):
-            moments = stack(certain(X[rows], covariance))
-            parts.append(likelihood.predictive(moments, nodes).log_prob(y[rows]))
-    return torch.cat(parts, 1)
-
-
-def _out_of_fold(densities: list[Tensor], folds: Folds, row_weights: Tensor, rates: int) -> tuple[Tensor, Tensor]:
-    """Log densities ``(held-out rows, candidates)`` and row weights; a candidate is a rate, at its end or its best."""
-    members = len(folds.held) // rates
-    real = folds.counts[:members].flatten()
-    columns = [column for density in densities for column in density.view(rates, -1)]
-    table = torch.stack(columns, 1)[real]
-    return table.clamp_min(_LOWEST_LOG_DENSITY), row_weights[folds.held[:members].flatten()[real]]
-
-
-def held_out_score(stack: nn.Module, folds: Folds, X: Tensor, y: Tensor, weights: Tensor, settings: Settings) -> Tensor:
-    """Mean log density of the held-out rows of every network."""
-    assert isinstance(stack, Stack)
-    counts = folds.counts * weights[folds.held]
-    densities = log_densities(stack, folds, X, y, settings.train_covariance, nodes=8)
-    return (counts * densities).sum(1) / counts.sum(1)
+    for _ in range(_EM_STEPS):
+        weights = shares @ torch.softmax(logs + weights.log(), dim=1)
+    return weights, float(shares @ torch.logsumexp(logs + weights.log(), dim=1))

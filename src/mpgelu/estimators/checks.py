@@ -1,0 +1,48 @@
+"""What data and machine must be like for the estimators, said in words before anything fails."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from mpgelu.errors import InputError
+from mpgelu.estimators.recipe import Settings
+
+
+def check_target(y: ArrayLike) -> None:
+    """Refuse a target of text, in words of this library; everything else about it is for scikit-learn to check."""
+    for value in np.ravel(np.asarray(y)) if np.asarray(y).dtype.kind in "OUS" else ():
+        if isinstance(value, (str, bytes)):
+            try:
+                float(value)
+            except ValueError:
+                raise InputError(
+                    f"fit: this is regression, which predicts a number, and y holds text such as {str(value)!r}; "
+                    "give numbers (yes and no as 1 and 0), or take a classifier"
+                ) from None
+
+
+def check_memory(settings: Settings, features: int) -> None:
+    """Refuse networks that cannot fit into this machine, before the system runs out of memory and kills at random."""
+    weights = 0
+    for kind in settings.kinds:
+        inputs = features if kind.sigma is None else 4 * features  # an embedding puts three numbers beside each feature
+        pairs = itertools.pairwise([inputs, *kind.hidden, 2])
+        weights = max(weights, sum((before + 1) * after for before, after in pairs))
+    needed = 4 * 5 * settings.folds * weights  # weights, gradients, Adam's moments, and a copy
+    if needed > (available := _memory()):
+        raise InputError(
+            f"fit: {settings.folds} networks with {weights:,} weights each would take about {needed / 1e9:,.0f} GB of "
+            f"memory, and this machine has {available / 1e9:,.0f}; choose smaller hidden layers"
+        )
+
+
+def _memory() -> float:
+    """Bytes of memory of this machine, if the system says."""
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return math.inf
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

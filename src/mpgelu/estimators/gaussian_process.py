@@ -1,0 +1,174 @@
+"""A Gaussian process among the networks: the best member for a few hundred rows with little noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from torch import Tensor, nn
+
+from mpgelu.errors import MissingRuleError
+from mpgelu.estimators.recipe.folds import Folds
+from mpgelu.layers import layers
+from mpgelu.networks.batched import batched
+
+_JITTER = 1e-6  # least variance of the noise
+_FARTHEST = 8.0  # standard deviations beyond which a feature counts as being there
+_ROWS_OF_SEARCH, _STEPS_OF_SEARCH = 500, 60  # in the search for the kernel
+_SMALLEST_SCALE = 1e-12
+
+
+@layers.register(read=lambda process: {"points": process.weight.shape[-1], "in_features": process.points.shape[-1]})
+class GaussianProcess(nn.Module):
+    r"""Posterior mean of a Gaussian process given its training rows, beside the logarithm of its noise.
+
+    .. math:: m(x) = \sum_i \alpha_i\, k(x, x_i), \qquad
+        k(x, x') = a^2 \Big(1 + r + \frac{r^2}{3}\Big) e^{-r} + b^2 \Big(1 + \frac{x \cdot x'}{n}\Big), \qquad
+        r^2 = 5 \sum_j \frac{(x_j - x'_j)^2}{l_j^2}
+
+    The Matérn kernel of order 5/2 with a length for each feature, and a linear one. Computed in float64, whatever the
+    dtype of the input: the weights :math:`\alpha` of data without noise are large and cancel.
+
+    Args:
+        points: Number of training rows.
+        in_features: Number of features n.
+    """
+
+    weight: nn.Parameter
+    points: Tensor
+    center: Tensor
+    scale: Tensor
+    limit: Tensor
+    kernel: Tensor
+
+    def __init__(self, points: int, in_features: int) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.weight = nn.Parameter(torch.zeros(points, dtype=torch.float64), requires_grad=False)
+        self.register_buffer("points", torch.zeros(points, in_features, dtype=torch.float64))
+        self.register_buffer("center", torch.zeros(in_features, dtype=torch.float64))
+        self.register_buffer("scale", torch.ones(in_features, dtype=torch.float64))
+        self.register_buffer("limit", torch.tensor(math.inf, dtype=torch.float64))
+        self.register_buffer("kernel", torch.zeros(in_features + 3, dtype=torch.float64))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Mean and log-variance of the noise, ``(*batch, 2)``, for limited features ``(*batch, n)``."""
+        if not isinstance(input, Tensor):
+            raise MissingRuleError(
+                f"GaussianProcess: takes a tensor, got {type(input).__name__}; the estimator's input_std is the way to "
+                "predict with uncertain features"
+            )
+        return _outputs(input, {"weight": self.weight, **dict(self.named_buffers())})
+
+
+@batched.register
+def _(layer: GaussianProcess, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack([_outputs(*each) for each in zip(x, _unbound(state), strict=True)])
+
+
+def _unbound(state: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The state of each of several processes."""
+    return [dict(zip(state, values, strict=True)) for values in zip(*(v.unbind() for v in state.values()), strict=True)]
+
+
+def _outputs(limited: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    x = _standardised(limited.double(), state)
+    mean = _kernel(state["kernel"], x, state["points"]) @ state["weight"]
+    noise = torch.log(_noise_variance(state["kernel"]))
+    return torch.stack([mean, noise.expand(mean.shape)], -1).to(limited.dtype)
+
+
+def _standardised(limited: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    """Features without the smooth limit, in units of their standard deviation."""
+    inside = (1 - (limited / state["limit"]).square()).clamp_min(1e-6)
+    return ((limited / inside.sqrt() - state["center"]) / state["scale"]).clamp(-_FARTHEST, _FARTHEST)
+
+
+class LeftOut(NamedTuple):
+    """A Gaussian process, and what it would say about each of its rows without it.
+
+    Args:
+        process: Given all rows.
+        means: ``(rows,)``.
+    """
+
+    process: GaussianProcess
+    means: Tensor
+
+
+def fit_process(X: Tensor, y: Tensor, limit: float, folds: Folds) -> LeftOut:
+    r"""The Gaussian process whose kernel makes the targets most likely, and what it says of folds that it leaves out.
+
+    With C the covariance of the targets, the prediction of the rows F of a fold from all others is
+    :math:`y_F - [C^{-1}]_{FF}^{-1} [C^{-1} y]_F`. Whole folds are left out, as by the networks, and not single rows:
+    it would look better beside them than it is. The kernel is searched for on at most 500 rows; weak priors keep the
+    lengths of features that hardly matter finite.
+
+    Args:
+        X: Limited features ``(rows, n)``.
+        y: Targets ``(rows,)``, of mean zero and variance one.
+        limit: Of the features; see :class:`mpgelu.networks.FeatureScale`.
+        folds: Rows that are left out together.
+    """
+    process = GaussianProcess(*X.shape)
+    process.limit.fill_(limit)
+    state, target = dict(process.named_buffers()), y.double()
+    unlimited = _standardised(X.double(), state)
+    process.center.copy_(unlimited.mean(0))
+    process.scale.copy_(unlimited.std(0, correction=0).clamp_min(_SMALLEST_SCALE))
+    x = _standardised(X.double(), state)
+    chosen = np.random.default_rng(0).permutation(len(x))[:_ROWS_OF_SEARCH]
+    process.kernel.copy_(_most_likely_kernel(x[chosen], target[chosen]))
+    process.points.copy_(x)
+    covariance = _kernel(process.kernel, x, x) + _noise_variance(process.kernel) * torch.eye(len(x), dtype=x.dtype)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(covariance))
+    with torch.no_grad():
+        process.weight.copy_(inverse @ target)
+    means = target.clone()
+    for held, counts in zip(folds.held, folds.counts, strict=True):
+        rows = held[counts]
+        means[rows] -= torch.linalg.solve(inverse[rows][:, rows], process.weight[rows])
+    return LeftOut(process, means.to(y.dtype))
+
+
+def _kernel(parameters: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Covariance of the function at two sets of points, ``(*batch, rows, points)``."""
+    n = b.shape[-1]
+    lengths, (amplitude, _, slope) = parameters[:n].exp(), parameters[n:].unbind()
+    u, v = a / lengths, b / lengths
+    squares = u.square().sum(-1)[..., None] + v.square().sum(-1) - 2 * u @ v.mT
+    r = (5 * squares.clamp_min(1e-12)).sqrt()
+    return (2 * amplitude).exp() * (1 + r + r * r / 3) * (-r).exp() + (2 * slope).exp() * (1 + a @ b.mT / n)
+
+
+def _noise_variance(parameters: Tensor) -> Tensor:
+    return (2 * parameters[-2]).exp() + _JITTER
+
+
+def _most_likely_kernel(x: Tensor, y: Tensor) -> Tensor:
+    """Logarithms of lengths, amplitude, noise and slope, by the marginal likelihood with weak priors."""
+    n, identity = x.shape[1], torch.eye(len(x), dtype=x.dtype)
+    start = torch.tensor([0.5 * math.log(n)] * n + [0.0, math.log(0.3), math.log(0.5)], dtype=x.dtype)
+    center = torch.tensor([1.0] * n + [0.0, -2.0, -1.0], dtype=x.dtype)
+    width = torch.tensor([1.5] * n + [1.0, 2.0, 1.5], dtype=x.dtype)
+
+    def loss(values: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        parameters = torch.tensor(values, requires_grad=True)
+        with torch.enable_grad():
+            covariance = _kernel(parameters, x, x) + _noise_variance(parameters) * identity
+            root, failed = torch.linalg.cholesky_ex(covariance)
+            if failed:
+                return 1e6, np.zeros_like(values)
+            fit = 0.5 * y @ torch.cholesky_solve(y[:, None], root)[:, 0] + root.diagonal().log().sum()
+            total = fit + 0.5 * ((parameters - center) / width).square().sum()
+            total.backward()
+        assert parameters.grad is not None
+        return total.item(), parameters.grad.numpy()
+
+    found = minimize(loss, start.numpy(), jac=True, method="L-BFGS-B", options={"maxiter": _STEPS_OF_SEARCH})
+    return torch.as_tensor(found.x)

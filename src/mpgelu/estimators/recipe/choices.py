@@ -1,0 +1,114 @@
+"""From the arguments of the estimator and the number of rows to settings: the sizes that generalise."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from sklearn.utils import check_random_state
+
+from mpgelu.errors import InputError
+from mpgelu.estimators.recipe.networks import default_network
+from mpgelu.estimators.recipe.settings import Kind, Settings
+
+_FOLDS = 5
+_MOST_OF_PROCESS = 2_000  # rows, whose covariance matrix must be inverted
+_EPOCHS = 256
+_ROWS_SEEN = 280_000  # by a network, for up to this many rows of the table:
+_ROWS_OF_THAT = 1_400
+_GROWTH = 0.67  # of the rows seen with the rows of the table, as a power
+_COARSE = 0.05  # sigma of an embedding that hardly resolves more than the feature itself
+_BATCH_SIZES = ((299, 32), (1_499, 64), (4_999, 128), (math.inf, 256))  # (largest number of rows, batch)
+_FEWEST_STEPS = 50
+_NOISES = ("heteroscedastic", "homoscedastic")
+
+
+def settings_of(estimator: Any, rows: int, features: int) -> Settings:
+    """The settings for an estimator's arguments and a table of so many rows and features.
+
+    Raises:
+        InputError: An argument is out of its range; the message names it.
+    """
+    for name in ("steps", "folds", "batch_size"):
+        if (value := getattr(estimator, name)) is not None and not _is_positive(value):
+            raise InputError(f"MPGELURegressor: {name} must be a whole number of at least 1, got {value!r}")
+    for name in ("learning_rate", "effort", "time_limit"):
+        if (value := getattr(estimator, name)) is not None and not 0 < value < math.inf:
+            raise InputError(f"MPGELURegressor: {name} must be positive, got {value!r}")
+    if not 0 <= estimator.beta < math.inf:
+        raise InputError(f"MPGELURegressor: beta must not be negative, got {estimator.beta}")
+    if estimator.noise not in _NOISES:
+        wanted = " or ".join(map(repr, _NOISES))
+        raise InputError(f"MPGELURegressor: noise must be {wanted}, got {estimator.noise!r}")
+    if estimator.checkpoint is not None and not isinstance(estimator.random_state, numbers.Integral):
+        raise InputError(
+            "MPGELURegressor: checkpoint needs a whole number as random_state, by which a fit that is resumed is "
+            f"known to be the same, got {estimator.random_state!r}"
+        )
+    folds = min(int(estimator.folds or _FOLDS), rows)
+    if folds < 2:
+        raise InputError(f"MPGELURegressor: folds must be at least 2, got {folds}; one of them is left out in turn")
+    trained = rows - -(-rows // folds)
+    batch_size = min(int(estimator.batch_size or _batch_size(rows)), trained)
+    steps = estimator.steps or max(_FEWEST_STEPS, round(_epochs(rows, features) * (trained / batch_size)))
+    return Settings(
+        kinds=_kinds(estimator),
+        process=estimator.likelihood is None and estimator.brief and rows <= _MOST_OF_PROCESS,
+        folds=folds,
+        steps=max(1, round(steps * estimator.effort)),
+        batch_size=batch_size,
+        learning_rate=float(estimator.learning_rate),
+        beta=float(estimator.beta),
+        noise=estimator.noise,
+        network=estimator.network or default_network,
+        likelihood=estimator.likelihood,
+        moments=estimator.moments,
+        time_limit=estimator.time_limit,
+        seed=int(check_random_state(estimator.random_state).randint(np.iinfo(np.int32).max)),
+    )
+
+
+def _epochs(rows: int, features: int) -> float:
+    """Passes through the rows: 256 for small tables, and then as many as the time allows, which grows with the rows."""
+    seen = _ROWS_SEEN * max(1.0, rows / _ROWS_OF_THAT) ** _GROWTH
+    cost = (2.2 + 0.16 * features) / (2.2 + 0.16 * 8)  # of a row, in that of a row of eight features; measured
+    return float(min(_EPOCHS, seen / max(1.0, cost) / (0.8 * rows)))
+
+
+def _batch_size(rows: int) -> int:
+    return next(size for most, size in _BATCH_SIZES if rows <= most)
+
+
+def _kinds(estimator: Any) -> tuple[Kind, ...]:
+    """One kind for each rate and sigma, and two that are trained briefly, one of them with dropout."""
+    hidden, rates, sigmas = estimator.hidden, _listed(estimator.rate), _listed(estimator.sigma)
+    if not isinstance(hidden, Iterable) or not all(_is_positive(width) for width in hidden):
+        raise InputError(f"MPGELURegressor: hidden must be units of each layer, as (128, 128), got {hidden!r}")
+    if not rates or not all(_is_number(rate) and 0 <= rate < 1 for rate in rates):
+        raise InputError(f"MPGELURegressor: rate must be in [0, 1), or several such numbers, got {estimator.rate!r}")
+    if not sigmas or not all(sigma is None or (_is_number(sigma) and 0 < sigma < math.inf) for sigma in sigmas):
+        raise InputError(f"MPGELURegressor: sigma must be positive numbers or None, got {estimator.sigma!r}")
+    widths = tuple(int(width) for width in hidden)
+    kinds = tuple(
+        Kind(widths, float(rate), None if sigma is None else float(sigma)) for rate in rates for sigma in sigmas
+    )
+    if len(set(kinds)) < len(kinds):
+        raise InputError(f"MPGELURegressor: rate and sigma name a kind of networks twice: {estimator.rate!r}, {sigmas}")
+    if estimator.brief:
+        kinds += Kind(widths, 0.0, _COARSE, 1 / 6), Kind(widths, 0.1, None, 1 / 8)
+    return kinds
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, Iterable) else [value]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real)
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and int(value) >= 1

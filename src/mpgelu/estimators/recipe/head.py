@@ -1,0 +1,128 @@
+"""Training of the noise on the residuals of held-out rows."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from mpgelu.estimators.noise import NoiseHead, bounded, head_inputs
+from mpgelu.estimators.recipe.folds import Folds
+from mpgelu.estimators.recipe.networks import single_precision
+from mpgelu.estimators.recipe.steps import learning_rate
+from mpgelu.layers import SiLU
+from mpgelu.networks import Stack, network
+from mpgelu.training import Best, Interrupts
+
+_HIDDEN = (48, 48)
+_FOLDS = 5  # one network of the head leaves out each
+_FREEDOM = 5.0  # degrees of freedom of a Student t distribution, which outliers cannot pull
+_LEARNING_RATE, _WEIGHT_DECAY = 5e-3, 0.02
+_BATCH = 512
+_STEPS = 600
+_LOOK_EVERY = 20  # steps between two scores of held-out rows
+_PATIENCE = 10  # looks without improvement after which training ends
+_OF_MEDIAN = 0.6745  # median of the absolute value of a standard normal variable
+_LEAST_SCALE = 1e-6
+_MARGIN = 0.3  # of the range of the targets
+
+
+def train_head(
+    features: Tensor,
+    means: Tensor,
+    log_variances: Tensor,
+    y: Tensor,
+    row_weights: Tensor,
+    kind_weights: Tensor,
+    constant: bool,
+    seed: int,
+    interrupts: Interrupts,
+) -> tuple[NoiseHead, Tensor]:
+    r"""A head whose noise makes the residuals of held-out rows most likely, under a Student t distribution.
+
+    Each of its networks leaves out a fold of the rows and keeps the state that is best there.
+
+    Args:
+        features: Scaled, ``(rows, n)``.
+        means: Of each kind for every row, by a network that has not seen it, ``(kinds, rows)``.
+        log_variances: Of the same networks, ``(kinds, rows)``.
+        y: Targets ``(rows,)``.
+        row_weights: Of mean one, ``(rows,)``.
+        kind_weights: ``(kinds,)``.
+        constant: One noise for all rows.
+        seed: Of folds, starting weights and batches.
+        interrupts: Ends the training when Ctrl-C was seen.
+
+    Returns:
+        The head, and the log-variance of each row by the head's network that has not seen it, ``(rows,)``.
+    """
+    residuals = y - kind_weights.to(means) @ means
+    typical = max(float(residuals.abs().median()) / _OF_MEDIAN, _LEAST_SCALE)
+    inputs = head_inputs(features, means, log_variances, kind_weights)
+    center, scale = inputs.mean(0), inputs.std(0, correction=0).clamp_min(_LEAST_SCALE)
+    folds = Folds.of(len(y), min(_FOLDS, len(y)), seed)
+    with single_precision(seed):
+        stack = Stack([network(inputs.shape[1], _HIDDEN, 1, nonlinearity=SiLU, rate=0) for _ in folds.trained])
+    _start_constant(stack)
+    numbers = (torch.tensor(2 * math.log(typical)).float(), kind_weights.float(), torch.tensor(1.0).float())
+    head = NoiseHead(stack, center, scale, *numbers, mean_range(y))
+    x, target = head.scaled(inputs), (residuals / typical).clamp(-1e3, 1e3)
+    if not constant:
+        _fit(stack, folds, x, target, row_weights, seed, interrupts)
+    with torch.no_grad():
+        held = bounded(folds.gather(stack(x[folds.held])[..., 0])) + head.log_scale
+    return head.requires_grad_(False), held
+
+
+def mean_range(y: Tensor) -> Tensor:
+    """Lowest and highest mean worth predicting: the range of the targets and a third of it on either side."""
+    lowest, highest = y.aminmax()
+    margin = _MARGIN * (highest - lowest)
+    return torch.stack([lowest - margin, highest + margin])
+
+
+def _fit(
+    stack: Stack, folds: Folds, x: Tensor, target: Tensor, row_weights: Tensor, seed: int, interrupts: Interrupts
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(stack.parameters(), lr=1.0, weight_decay=_WEIGHT_DECAY, fused=True)
+    best, rows = Best(stack, torch.Size([len(stack)]), None), folds.trained.shape[1]
+    counts = folds.counts * row_weights[folds.held]
+
+    def look() -> None:
+        with torch.no_grad():
+            losses = _loss(stack(x[folds.held])[..., 0], target[folds.held])
+            best.see((counts * losses).sum(1) / counts.sum(1))
+
+    look()
+    for step in range(1, _STEPS + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(_LEARNING_RATE, step / _STEPS)
+        at = folds.trained
+        if rows > _BATCH:
+            at = at.gather(1, torch.randint(rows, (len(at), _BATCH), generator=generator))
+        optimizer.zero_grad()
+        losses = _loss(stack(x[at])[..., 0], target[at])
+        (row_weights[at] * losses).mean(1).sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if step % _LOOK_EVERY == 0:
+            look()
+            if best.epochs_without_improvement >= _PATIENCE or interrupts.seen:
+                break
+    best.restore()
+
+
+def _loss(log_variance: Tensor, target: Tensor) -> Tensor:
+    """Minus the log density of a Student t distribution of this squared scale, up to a constant."""
+    h = bounded(log_variance)
+    return 0.5 * h + 0.5 * (_FREEDOM + 1) * torch.log1p(target.square() * (-h).exp() / _FREEDOM)
+
+
+def _start_constant(stack: Stack) -> None:
+    """Outputs of zero, whatever the inputs: one noise for all rows, of the residuals' typical size."""
+    parameters, _ = stack.state()
+    last = [name for name in parameters if name.endswith((".weight", ".bias"))][-2:]
+    with torch.no_grad():
+        for name in last:
+            parameters[name].zero_()
