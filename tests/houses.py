@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-QUICK: dict[str, Any] = {"steps": 100, "members": 2, "hidden": (12,), "random_state": 0}
+QUICK: dict[str, Any] = {"steps": 60, "folds": 2, "sigma": None, "hidden": (12,), "random_state": 0}
 
 
 def houses(rows: int = 300, seed: int = 0) -> pd.DataFrame:

@@ -22,6 +22,7 @@ from mpgelu.research.paper import runner, uci
 from mpgelu.research.store import Store
 
 TABLES = [
+    "agreement.csv",
     "paired.csv",
     "summary.md",
     "tables.csv",
@@ -35,8 +36,11 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def uci_command(data: Path, output: Path, *more: object) -> list[object]:
-    effort = ["--tables", "4", "--epochs", "2", "--splits", "2", "--grid-splits", "1"]
-    return ["reproduce", "uci", "--datasets", "yacht", *effort, "--data", data, "-o", output, *more]
+    """A short run; what is given replaces its options."""
+    effort = {"--tables": "4", "--epochs": "2", "--splits": "2", "--grid-splits": "1"}
+    options = {"--datasets": "yacht", **effort, "--data": data, "-o": output}
+    kept = [part for name, value in options.items() if name not in more for part in (name, value)]
+    return ["reproduce", "uci", *kept, *more]
 
 
 def written(folder: Path) -> dict[str, bytes]:
@@ -113,7 +117,7 @@ def test_reproduce_uci_and_again(mpgelu: Command, data: Path, tmp_path: Path, mo
     assert Counter(record["kind"] for record in records) == {"validation": 8, "test": 4, "runtime": 2}
     assert "Yacht MP-GELU (2), Yacht ReLU (2)" in files["table_4.md"].decode()
     assert first.out.startswith(files["summary.md"].decode())
-    assert "Of 72 cells 0 have 20 splits, 70 have none and 2 another number." in first.out
+    assert "Of 72 cells 0 have all published splits, 70 have none and 2 some." in first.out
     assert "## Is the difference between MP-GELU and ReLU more than chance?" in first.out
 
     monkeypatch.setattr(uci, "fit", None)  # nothing is left to train
@@ -132,6 +136,27 @@ def test_tables_only(mpgelu: Command, data: Path, tmp_path: Path, monkeypatch: p
     result = mpgelu("reproduce", "uci", "--tables-only", "-o", output)
     assert (result.code, result.err) == (0, "")
     assert written(output) == files
+
+
+@pytest.mark.parametrize(("variant", "rate"), [("relu_input", 0.05), ("gelu_hidden", 0.0)])
+def test_a_variant_is_run_beside_the_papers_networks(
+    variant: str, rate: float, mpgelu: Command, data: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    chosen = ("--variant", variant, *(("--rate", rate) if rate else ()))
+    early = mpgelu(*uci_command(data, output, *chosen))
+    assert early.code != 0
+    assert "run the command without --variant first" in early.err
+    mpgelu(*uci_command(data, output))
+    before = written(output)
+    result = mpgelu(*uci_command(data, output, *chosen))
+    assert (result.code, result.err) == (0, "")
+    after = written(output)
+    assert after["records.jsonl"] == before["records.jsonl"]
+    assert after["tables.csv"] == before["tables.csv"]
+    records = Store(output / f"{variant}.jsonl").records()
+    assert {(r["kind"], r["nonlinearity"], r["rate"]) for r in records} == {("test", variant, rate)}
+    assert f",{variant},nll," in after["paired.csv"].decode()
 
 
 def test_what_is_run(mpgelu: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,6 +221,28 @@ def test_options_that_cannot_be_parsed(more: list[str], mpgelu: Command, data: P
     assert advice == "see: mpgelu reproduce uci --help"
     assert "Traceback" not in result.err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("bench", "--readme", "nowhere.md"), "--readme: there is no file nowhere.md; the table is written between"),
+        (("compare", "--readme", "nowhere.md"), "--readme: there is no file nowhere.md; the table is written between"),
+        (("bench", "--sections", "counts", "--readme", "file"), "--readme: its table is that of the section inference"),
+        (("bench", "--quick", "-o", "file/x"), "--output: cannot create the folder file/x: Not a directory"),
+    ],
+    ids=range(4),
+)
+def test_what_a_measurement_could_not_write_is_found_before(
+    arguments: tuple[str, ...], message: str, mpgelu: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    result = mpgelu(*arguments)
+    assert (result.code, result.out) == (2, "")
+    (line,) = result.err.splitlines()
+    assert message in line
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def file_above(output: Path) -> None:

@@ -29,7 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     generator = np.random.default_rng(0)
     X = pd.DataFrame(generator.normal(size=(120, 2)), columns=["a", "b"])
     y = X.a + generator.normal(size=120)
-    model = mp.MPGELURegressor((6,), rate=0.1, steps=100, members=2, random_state=0, covariance="exact").fit(X, y)
+    model = mp.MPGELURegressor(
+        (6,), rate=0.1, sigma=None, steps=100, folds=2, random_state=0, moments=mp.FactoredMoments, brief=False
+    ).fit(X, y)
     model.save(folder / "model.mpgelu")
     X.assign(y=y).iloc[:, ::-1].to_csv(folder / "data.csv", index=False)
     return folder
@@ -104,15 +106,28 @@ def test_verify(folder: Path) -> None:
     assert "Means and covariances agree with sampling at every layer." in result.output
     assert "skew" in result.output
     model = mp.load(folder / "model.mpgelu")
-    model.ensemble_.covariance = "diagonal"
+    model.ensemble_.moment_type = mp.DiagonalMoments
     audit = mp.verify(model, pd.read_csv(folder / "data.csv")[["a", "b"]][:3], draws=4000)
     assert not audit.passed
     assert "Means or covariances disagree with sampling" in audit.words()
 
 
+def test_verify_with_errors_of_the_features(folder: Path) -> None:
+    options = ("--rows", 2, "--draws", 4000, "--networks", 1)
+    result = run("verify", folder / "model.mpgelu", folder / "data.csv", *options, "--input-std", "a=0.5, b=0.1")
+    assert result.exit_code == 0, result.output
+    assert "errors of the features: mean 0." in result.output
+    assert "Predictions with errors of the features agree with averaging over random inputs" in result.output
+    result = run("verify", folder / "model.mpgelu", folder / "data.csv", "--input-std", "c=0.5")
+    assert result.exit_code != 0
+    assert "no feature 'c'" in str(result.exception)
+
+
 def test_verify_says_what_it_cannot_tell(folder: Path, tmp_path: Path) -> None:
     table = pd.read_csv(folder / "data.csv")
-    model = mp.MPGELURegressor((6,), rate=1e-4, steps=10, members=1, random_state=0, covariance="exact")
+    model = mp.MPGELURegressor(
+        (6,), rate=1e-4, sigma=None, steps=10, folds=2, random_state=0, moments=mp.FactoredMoments, brief=False
+    )
     model.fit(table[["a", "b"]], table.a).save(tmp_path / "model.mpgelu")
     result = run("verify", tmp_path / "model.mpgelu", folder / "data.csv", "--draws", 100, "--networks", 1)
     assert result.exit_code == 0, result.output
@@ -125,9 +140,9 @@ def test_verify_says_what_it_cannot_tell(folder: Path, tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("a,c\n1,2\n", "has no column 'b'; the model wants a, b"),
-        ("a,b\n1,x\n", "column 'b' holds something other than numbers"),
-        ("a,b\n1,\n", "cells without a number"),
-        ("a,b\n", "no rows|something other than numbers"),
+        ("a,b\n1,x\n", "bad.csv, column 'b', line 2: 'x' is not a number"),
+        ("a,b\n1,\n", "bad.csv, column 'b', line 2: missing value; fill it in, or leave out the row"),
+        ("a,b\n", "has no rows below its header"),
         ("", "is empty"),
     ],
 )
@@ -145,7 +160,7 @@ def test_rows_far_from_the_training_data(tmp_path: Path) -> None:
     result = run("explain", tmp_path / "model", tmp_path / "far.csv", "-o", tmp_path / "out.csv")
     assert result.exit_code == 0, result.output
     assert "1 cells are far outside the range" in result.output
-    assert "1 rows have an infinite variance" in result.output
+    assert "features outside the range of the training data" in result.output
     assert "nan" not in result.output
     np.testing.assert_allclose(pd.read_csv(tmp_path / "out.csv").groupby("row").share.sum(), 1)
 

@@ -16,11 +16,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import mpgelu as mp
 from command_line import Command, Result
 from houses import QUICK, houses
+from mpgelu.storage.files import beside_its_place
 from mpgelu.tables.model import OUTPUTS, TableModel
 
 COMMANDS = (
@@ -36,7 +39,7 @@ COMMANDS = (
     "compare",
     "bench",
 )
-EFFORT = ("--steps", "60", "--members", "1", "--hidden", "8")
+EFFORT = ("--steps", "40", "--folds", "2", "--hidden", "8")
 IN_A_PROCESS = "from mpgelu.cli import main; main()"
 
 
@@ -95,7 +98,7 @@ def test_fit_predict_evaluate_report_info(mpgelu: Command, folder: Path) -> None
     assert (result.code, result.err) == (0, "")
     assert "predicts price" in result.out
     assert "year     number, some missing" in result.out
-    assert "networks: " in result.out
+    assert "members: " in result.out
     assert names(folder) == {"model", "houses.csv", "new.csv", "out", "out.csv", "scores.json", "report.html"}
 
 
@@ -131,12 +134,13 @@ def test_fast_and_steps(mpgelu: Command, folder: Path, monkeypatch: pytest.Monke
         [],
         ["--fast"],
         ["--fast", "--steps", "7"],
-        ["--checkpoint", "c", "--hidden", "5,6", "--members", "2"],
+        ["--checkpoint", "c", "--hidden", "5,6", "--folds", "2", "--time-limit", "9"],
     ):
         assert mpgelu("fit", "houses.csv", "-t", "price", "-o", "m", *more).code == 0
-    assert [settings.get("steps") for settings in asked] == [None, 2000, 7, None]
+    assert [settings.get("steps") for settings in asked] == [None, None, 7, None]
+    assert [settings.get("effort") for settings in asked] == [None, 0.2, 0.2, None]
     assert asked[3]["checkpoint"] == Path("c")
-    assert (asked[3]["hidden"], asked[3]["members"], asked[3]["verbose"]) == ((5, 6), 2, True)
+    assert (asked[3]["hidden"], asked[3]["folds"], asked[3]["time_limit"], asked[3]["verbose"]) == ((5, 6), 2, 9, True)
 
 
 def test_an_example_to_try(mpgelu: Command, folder: Path) -> None:
@@ -162,7 +166,7 @@ def test_help_of_all_commands_shows_an_example(group: tuple[str, ...], shown: st
 
 def test_help_says_what_the_columns_are(mpgelu: Command) -> None:
     text = " ".join(mpgelu("predict", "--help").out.split())
-    assert "epistemic and aleatoric, the standard deviations of its two parts" in text
+    assert "epistemic_std and aleatoric_std, the standard deviations of its two parts" in text
 
 
 # predicting
@@ -185,7 +189,7 @@ def test_standard_input_to_standard_output(mpgelu: Command, folder: Path) -> Non
 
 def test_input_columns_can_be_kept(mpgelu: Command, folder: Path) -> None:
     some = mpgelu("predict", "model", "new.csv", "--keep", "id", "--keep", "city", "--prefix", "p_")
-    assert some.out.splitlines()[0] == "id,city,p_mean,p_stddev,p_epistemic,p_aleatoric,p_lower,p_upper"
+    assert some.out.splitlines()[0] == "id,city,p_mean,p_stddev,p_epistemic_std,p_aleatoric_std,p_lower,p_upper"
     assert some.out.splitlines()[1].startswith("house 0,")
     every = mpgelu("predict", "model", "new.csv", "--keep", "all", "-o", "all.parquet")
     assert every == Result(0, "40 rows: all.parquet\n", "")
@@ -238,7 +242,7 @@ def test_the_version(mpgelu: Command) -> None:
 
 def test_fast_predictions_are_close(mpgelu: Command, folder: Path) -> None:
     model = TableModel.load("model")
-    model.regressor.ensemble_.covariance = "exact"
+    model.regressor.ensemble_.moment_type = mp.FactoredMoments
     model.save("exact")
     exact, fast = (
         pd.read_csv(io.StringIO(mpgelu("predict", "exact", "new.csv", *more).out)) for more in ([], ["--fast"])
@@ -286,6 +290,7 @@ def nothing() -> None:
 
 
 FIT = ("fit", "houses.csv", "--target", "price", "-o", "m", *EFFORT)
+TO = (*FIT[:4], *EFFORT, "-o")  # and where to
 DATES = pd.date_range("2024-01-01", periods=300).strftime("%d.%m.%Y")
 
 MISTAKES: dict[str, tuple[Callable[[], None], tuple[str, ...], str]] = {
@@ -295,9 +300,9 @@ MISTAKES: dict[str, tuple[Callable[[], None], tuple[str, ...], str]] = {
     "only a header": (written("houses.csv", "a,price\n"), FIT, "houses.csv has no rows below its header"),
     "no header": (written("houses.csv", "1,2\n3,4\n"), FIT, "houses.csv begins with numbers"),
     "wrong delimiter": (written("houses.csv", "a;price\n1;2\n"), FIT, "its delimiter looks like ';': give --delimiter"),
-    "two characters": (nothing, (*FIT, "--delimiter", "::"), "--delimiter: wants one character, or 'tab', got '::'"),
-    "no such target": (nothing, (*FIT, "--target", "prise"), "no column 'prise'; did you mean 'price'?"),
-    "nothing like it": (nothing, (*FIT, "--target", "zzz"), "no column 'zzz'; the columns are id, area, city,"),
+    "two characters": (nothing, (*FIT, "--delimiter", "::"), "--delimiter: wants one ASCII character, or 'tab'"),
+    "no such target": (nothing, ("fit", "houses.csv", "--target", "prise"), "no column 'prise'; did you mean 'price'?"),
+    "nothing like it": (nothing, ("fit", "houses.csv", "--target", "zzz"), "the columns are id, area, city,"),
     "text in a number": (
         spoilt("house 2,", "house 2,big"),
         FIT,
@@ -307,6 +312,11 @@ MISTAKES: dict[str, tuple[Callable[[], None], tuple[str, ...], str]] = {
         column("price", ["dear"] + [1.5] * 299),
         FIT,
         "houses.csv, column 'price', line 2: 'dear' is not a number",
+    ),
+    "text as the target": (
+        column("price", ["yes", "no"] * 150),
+        FIT,
+        "houses.csv, column 'price': holds text such as 'yes'; this is regression, which predicts a number: choose",
     ),
     "infinite": (column("area", [1, np.inf] + [2] * 298), FIT, "houses.csv, column 'area', line 3: 'inf' is infinite"),
     "one row": (column("id", "x", 1), FIT, "houses.csv: 1 row with a target; a model needs at least 10"),
@@ -321,16 +331,18 @@ MISTAKES: dict[str, tuple[Callable[[], None], tuple[str, ...], str]] = {
     "unknown drop": (nothing, (*FIT, "--drop", "aera"), "there is no column 'aera'; did you mean 'area'?"),
     "dropped target": (nothing, (*FIT, "--drop", "price"), "--drop: 'price' is the target"),
     "ragged": (spoilt("house 5,", "house 5,,,,"), FIT, "cannot read houses.csv: Expected 7 fields in line 7, saw 10"),
-    "layers": (nothing, (*FIT, "--hidden", "8;8"), "--hidden: wants whole numbers separated by commas"),
+    "digits": (nothing, (*FIT[:-2], "--hidden", "9" * 5000), "--hidden: wants whole numbers separated by commas"),
+    "layers": (nothing, (*FIT[:-2], "--hidden", "8;8"), "--hidden: wants whole numbers separated by commas"),
     "hold-out": (nothing, (*FIT, "--hold-out", "20"), "--hold-out: must be a share of the rows"),
+    "checkpoint": (nothing, (*FIT, "--checkpoint", "new.csv"), "cannot write new.csv/training"),
     "calibrate": (nothing, (*FIT, "--calibrate", "0.001"), "--calibrate: must be a share of the rows"),
-    "model into a folder": (nothing, (*FIT, "-o", "."), "cannot write .: it is a folder"),
-    "model below a file": (nothing, (*FIT, "-o", "new.csv/m"), "cannot write new.csv/m"),
+    "model into a folder": (nothing, (*TO, "."), "cannot write .: it is a folder"),
+    "model below a file": (nothing, (*TO, "new.csv/m"), "cannot write new.csv/m"),
     "not a model": (nothing, ("predict", "new.csv", "new.csv"), "new.csv is text or a table, not a saved model"),
     "table first": (nothing, ("predict", "houses.csv", "model"), "houses.csv is text or a table, not a saved"),
     "output is the table": (nothing, ("predict", "model", "new.csv", "-o", "./new.csv"), "it is read by the same"),
     "output is the model": (nothing, ("report", "model", "new.csv", "-o", "model"), "it is read by the same command"),
-    "model is the table": (nothing, (*FIT, "-o", "houses.csv"), "cannot write houses.csv: it is read by the same"),
+    "model is the table": (nothing, (*TO, "houses.csv"), "cannot write houses.csv: it is read by the same"),
     "scores to standard output": (nothing, ("evaluate", "model", "new.csv", "-o", "-"), "give the name of a file"),
     "output is a sheet": (nothing, ("predict", "model", "new.csv", "-o", "o.xlsx"), "ends in .csv or .parquet"),
     "decimal comma": (
@@ -459,9 +471,132 @@ def test_a_kill_leaves_the_old_file_whole(command: str, folder: Path) -> None:
 
 
 def test_what_a_kill_left_is_removed_by_the_next_run(mpgelu: Command, folder: Path) -> None:
-    ours, dead = Path(f".out.csv.{os.getpid()}x"), Path(".out.csv.999999999")
+    ours = Path(beside_its_place(Path("out.csv")).name + "1")  # of another thread
+    dead = Path(ours.name.replace(f".{os.getpid()}.", ".999999999."))
     for path in (ours, dead):
         path.touch()
     assert mpgelu("predict", "model", "new.csv", "-o", "out.csv").code == 0
     assert ours.exists()
     assert not dead.exists()
+
+
+# options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option", "problem"),
+    [
+        (("fit", "x", "--target", "a", "-t", "b"), "'--target' / '-t'", "it is given 2 times; give it once"),
+        (("predict", "m", "x", "--level", "0.5", "--level", "0.5"), "'--level'", "it is given 2 times; give it once"),
+        (("reproduce", "uci", "--rate", "0.1", "--rate=0.2"), "'--rate'", "it is given 2 times; give it once"),
+        (("fit", "x", "--target", "a", "--hold-out", "nan"), "'--hold-out'", "nan is not a finite number"),
+        (("predict", "m", "x", "--level", "inf"), "'--level'", "inf is not a finite number"),
+        (("fit", "x", "--target", "a", "--seed", "9" * 30), "'--seed'", "4294967295"),
+        (("reproduce", "toy", "--seed", "9" * 30), "'--seed'", "4294967295"),
+    ],
+    ids=range(7),
+)
+def test_options_that_cannot_be_meant(
+    arguments: tuple[str, ...], option: str, problem: str, mpgelu: Command, folder: Path
+) -> None:
+    result = mpgelu(*arguments)
+    assert (result.code, result.out) == (2, "")
+    wrong, advice = result.err.splitlines()
+    assert wrong.startswith(f"error: Invalid value for {option}: ")
+    assert wrong.endswith(problem)
+    assert advice.startswith("see: mpgelu ")
+
+
+@pytest.mark.parametrize("more", [("--hidden", "1000000000"), ("--hidden", "1000000,1000000")])
+def test_networks_larger_than_the_machine_are_refused(more: tuple[str, ...], mpgelu: Command, folder: Path) -> None:
+    result = mpgelu("fit", "houses.csv", "-t", "price", "--folds", 2, *more)
+    assert result.code == 2
+    (line,) = result.err.splitlines()
+    assert line.startswith("error: ")
+    assert "GB of memory, and this machine has" in line
+
+
+def test_options_that_may_be_given_again_and_flags(mpgelu: Command, folder: Path) -> None:
+    result = mpgelu("predict", "model", "new.csv", "--fast", "--fast", "--keep", "id", "--keep", "city")
+    assert (result.code, result.err) == (0, "")
+
+
+def test_columns_of_any_parquet_type(mpgelu: Command, folder: Path) -> None:
+    plain = mpgelu("predict", "model", "new.csv")
+    frame = houses(40, seed=1)
+    as_texts = {
+        "string_view": pa.string_view(),
+        "large": pa.large_string(),
+        "dictionary": pa.dictionary(pa.int32(), pa.string()),
+    }
+    for name, kind in as_texts.items():
+        columns = {key: pa.array(column) for key, column in frame.items()}
+        columns |= {
+            key: pa.array(frame[key].where(frame[key].notna(), None), pa.string()) for key in ("city", "garage")
+        }
+        columns |= {key: columns[key].cast(kind) for key in ("city", "garage")}
+        pq.write_table(pa.table(columns), f"{name}.parquet")
+        assert mpgelu("predict", "model", f"{name}.parquet") == plain
+        assert mpgelu("predict", "model", f"{name}.parquet", "--keep", "all").code == 0
+
+
+def test_bytes_that_are_no_text_are_named(mpgelu: Command, folder: Path) -> None:
+    frame = houses(40)
+    for name, kind in (("binary", pa.binary()), ("view", pa.binary_view())):
+        columns = {
+            "price": pa.array(frame.price),
+            "area": pa.array(frame.area),
+            "b": pa.array([b"x", b"\xff"] * 20, kind),
+        }
+        pq.write_table(pa.table(columns), f"{name}.parquet")
+        result = mpgelu("fit", f"{name}.parquet", "-t", "price")
+        assert (result.code, result.out) == (2, "")
+        assert f"{name}.parquet, column 'b': holds binary[pyarrow], not numbers or text" in result.err
+        assert "leave it out with --drop 'b'" in result.err
+
+
+def test_a_full_device_named_as_output_is_one_line(mpgelu: Command, folder: Path) -> None:
+    assert mpgelu("predict", "model", "new.csv", "-o", "/dev/full").err == (
+        "error: cannot write /dev/full: No space left on device\n"
+    )
+
+
+# closed and full
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [("info", "model"), ("predict", "model", "new.csv"), ("--help",)])
+def test_a_full_disk_is_one_line(arguments: tuple[str, ...], folder: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        process = start(*arguments, stdout=full)
+        _, err = process.communicate()
+    assert (process.returncode, err) == (74, b"error: standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "arguments", "code", "message"),
+    [
+        ("1>&-", "info model", 74, b"error: standard output is closed; send it to a file or to /dev/null\n"),
+        ("1>&-", "predict model new.csv", 74, b"error: standard output is closed; send it to a file or to /dev/null\n"),
+        ("0<&-", "predict model -", 2, b"error: standard input is closed; send a table to it, or give the name of"),
+        ("2>&-", "predict model new.csv -o out.csv", 0, b""),
+        ("2>&-", "predict model nowhere.csv", 2, b""),
+    ],
+)
+def test_closed_streams_are_one_line(descriptor: str, arguments: str, code: int, message: bytes, folder: Path) -> None:
+    command = f"{sys.executable} -c '{IN_A_PROCESS}' {arguments} {descriptor}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.startswith(message)
+    assert len(done.stderr.splitlines()) == bool(message)
+
+
+def test_a_reader_that_wants_no_more_ends_the_command(folder: Path) -> None:
+    houses(20_000, seed=2).to_csv("many.csv", index=False)
+    process = start("predict", "model", "many.csv", stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate()
+    assert (process.returncode, err) == (141, b"")

@@ -24,8 +24,8 @@ def evaluation() -> Evaluation:
 
 def test_every_number_against_scipy(evaluation: Evaluation) -> None:
     normal = stats.norm(evaluation.mean, evaluation.stddev)
-    np.testing.assert_allclose(evaluation.epistemic, 0.6 * evaluation.stddev)
-    np.testing.assert_allclose(evaluation.aleatoric, 0.8 * evaluation.stddev)
+    np.testing.assert_allclose(evaluation.epistemic_std, 0.6 * evaluation.stddev)
+    np.testing.assert_allclose(evaluation.aleatoric_std, 0.8 * evaluation.stddev)
     np.testing.assert_allclose(evaluation.pit, normal.cdf(evaluation.actual))
     np.testing.assert_allclose(evaluation.log_density, normal.logpdf(evaluation.actual))
     z = (evaluation.actual - evaluation.mean) / evaluation.stddev
@@ -57,7 +57,7 @@ def test_parts_are_the_whole(evaluation: Evaluation) -> None:
 def test_the_average_knows_nothing_of_a_row(evaluation: Evaluation) -> None:
     average = Evaluation.of_average(evaluation.actual, 1.0, 2.0, 0.9)
     assert set(average.mean) == {1.0}
-    assert average.epistemic.max() == 0
+    assert average.epistemic_std.max() == 0
     np.testing.assert_allclose(average.upper, 1 + 2 * 1.6448536, rtol=1e-6)
     assert average.scores()["log_likelihood"] == pytest.approx(stats.norm(1, 2).logpdf(evaluation.actual).mean())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ import pytest
 
 import mpgelu as mp
 from houses import QUICK, houses
-from mpgelu.tables.model import OUTPUTS, TableModel, prepare, split
+from mpgelu.tables.model import OUTPUTS, TableModel, split
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,9 @@ def test_the_columns_of_a_prediction(model: TableModel) -> None:
     predicted = model.predict(new, level=0.8)
     assert tuple(predicted) == OUTPUTS
     assert predicted.index.equals(new.index)
-    np.testing.assert_allclose(predicted["stddev"] ** 2, predicted["epistemic"] ** 2 + predicted["aleatoric"] ** 2)
+    np.testing.assert_allclose(
+        predicted["stddev"] ** 2, predicted["epistemic_std"] ** 2 + predicted["aleatoric_std"] ** 2
+    )
     X = model.encoder.encode(new).X
     mean, stddev = model.regressor.predict(X, return_std=True)
     np.testing.assert_allclose(predicted["mean"], mean, rtol=1e-6)
@@ -43,7 +46,7 @@ def test_it_learns_from_names_and_numbers(model: TableModel) -> None:
     assert ours["log_likelihood"] > average["log_likelihood"] + 0.5
     assert 0.8 < ours["coverage"] < 0.98
     in_oslo = (new["city"] == "Oslo").to_numpy()
-    assert evaluation.aleatoric[in_oslo].mean() > 1.3 * evaluation.aleatoric[~in_oslo].mean()
+    assert evaluation.aleatoric_std[in_oslo].mean() > 1.3 * evaluation.aleatoric_std[~in_oslo].mean()
 
 
 def test_columns_and_what_became_of_them(model: TableModel) -> None:
@@ -107,22 +110,29 @@ def test_rows_without_a_target_are_left_out() -> None:
         (lambda t: t[["price"]], "no column beside the target 'price'"),
         (lambda t: t[["price", "country"]], "no column is left to predict from: 'country' is 'Norway' in every row"),
         (lambda t: t.rename(columns={"price": "Price"}), "there is no column 'price'; did you mean 'Price'?"),
-        (lambda t: t.assign(price="dear"), "column 'price', row 1: 'dear' is not a number"),
+        (lambda t: t.assign(price="dear"), "column 'price': holds text such as 'dear'; this is regression, which"),
+        (lambda t: t.assign(price=[True, False] * 15), "column 'price': holds text such as 'True'; this is regression"),
+        (lambda t: t.assign(price="2024-01-31"), "column 'price': holds dates or times such as '2024-01-31'; this is"),
+        (
+            lambda t: t.assign(price="1,5"),
+            "column 'price', row 1: '1,5' has a decimal comma; write numbers with a point",
+        ),
+        (lambda t: pd.concat([t, t.area], axis=1), "more than one column is called 'area'; give every column a name"),
         (lambda t: t.assign(price=np.inf), "column 'price', row 1: 'inf' is infinite"),
     ],
-    ids=range(7),
+    ids=range(11),
 )
 def test_tables_that_nothing_can_be_learned_from(change: object, message: str) -> None:
     assert callable(change)
     with pytest.raises(mp.DataError) as caught:
-        prepare(change(houses(30)), "price", missing="impute", categorical=[], drop=[])
+        TableModel.fit(change(houses(30)), "price")
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("share", [-0.1, 0.01, 0.99, 1.0])
+@pytest.mark.parametrize("share", [-0.1, 0.01, 0.99, 1.0, np.nan, np.inf])
 def test_shares_that_leave_too_few_rows(share: float) -> None:
-    with pytest.raises(mp.InputError, match="--hold-out: must be a share of the rows"):
-        split("--hold-out", 100, share, 0)
+    with pytest.raises(mp.InputError, match="`hold_out`: must be a share of the rows"):
+        split("hold_out", 100, share, 0)
 
 
 def test_a_split_takes_every_row_once() -> None:
@@ -134,3 +144,31 @@ def test_a_split_takes_every_row_once() -> None:
 def test_a_level_is_a_probability(model: TableModel) -> None:
     with pytest.raises(mp.InputError, match="level must lie strictly between 0 and 1, got 90"):
         model.predict(houses(3), level=90)
+
+
+def test_arguments_are_named_as_in_python() -> None:
+    with pytest.raises(mp.InputError, match=r"^`drop`: 'price' is the target$"):
+        TableModel.fit(houses(30), "price", drop=["price"])
+    with pytest.raises(mp.DataError, match="leave the column out with `drop` 'sold'"):
+        TableModel.fit(houses(30).assign(sold=pd.date_range("2024-01-31", periods=30)), "price")
+    with pytest.raises(mp.InputError, match="a table must be a pandas DataFrame, got dict"):
+        TableModel.fit({"price": [1]}, "price")  # type: ignore[arg-type]
+
+
+def test_predictions_are_those_of_the_estimator(model: TableModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    real = mp.MPGELURegressor.distributions
+
+    def distributions(self: mp.MPGELURegressor, *arguments: Any, **settings: Any) -> Any:
+        asked.append(settings)
+        return real(self, *arguments, **settings)
+
+    monkeypatch.setattr(mp.MPGELURegressor, "distributions", distributions)
+    model.predict(houses(3))
+    assert asked == [{"nodes": 8, "rows_at_once": 256}]
+
+
+def test_a_number_far_out_is_predicted_as_not_known(model: TableModel) -> None:
+    predicted = model.predict(houses(3).assign(area=[1.0, 1e40, 2.0]))
+    assert np.isfinite(predicted.to_numpy()).all()
+    assert predicted.epistemic_std[1] > 5 * predicted.aleatoric_std[1]

@@ -13,7 +13,8 @@ import pandas as pd
 import pytest
 
 from mpgelu.errors import DataError
-from mpgelu.tables import CellError, Sink, Source, TableEncoder, check_writable
+from mpgelu.storage.files import check_writable
+from mpgelu.tables import CellError, Sink, Source, TableEncoder
 from mpgelu.tables.cells import Cells
 
 
@@ -78,8 +79,8 @@ def test_an_index_that_pandas_kept_in_parquet_is_not_a_column(tmp_path: Path) ->
         ("", "t.csv is empty"),
         ("\n\n", "t.csv is empty"),
         ("a,b\n", "t.csv has no rows below its header"),
-        ("a;b\n1;2\n", "t.csv has one column, 'a;b'; its delimiter looks like ';': give --delimiter ';'"),
-        ("a\tb\n1\t2\n", "its delimiter looks like 'tab': give --delimiter 'tab'"),
+        ("a;b\n1;2\n", "t.csv has one column, 'a;b'; its delimiter looks like ';': give `delimiter` ';'"),
+        ("a\tb\n1\t2\n", "its delimiter looks like 'tab': give `delimiter` 'tab'"),
         ("a,b\n1,2\n1,2,3\n", "cannot read .*t.csv: Expected 2 fields in line 3, saw 3"),
         ("a,b\n1,2,3\n", "Expected 2 fields in line 2, saw 3"),
         ("a,a\n1,2\n", "has more than one column 'a'"),
@@ -121,7 +122,7 @@ def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
     ],
 )
 def test_dates_are_refused_with_advice(cells: list[str]) -> None:
-    with pytest.raises(CellError, match=r"column 'when': holds dates or times such as .*weekday.*--drop 'when'"):
+    with pytest.raises(CellError, match=r"column 'when': holds dates or times such as .*weekday.*`drop` 'when'"):
         TableEncoder.learn(table(a=range(20), when=cells * 10))
     assert TableEncoder.learn(table(a=range(20), when=cells * 10), drop=["when"]).features == ["a"]
     assert (
@@ -144,7 +145,7 @@ def test_words_that_look_a_little_like_dates_are_categories(cells: list[str]) ->
 
 
 def test_words_among_numbers_are_refused_by_row() -> None:
-    with pytest.raises(CellError, match=r"column 'a', row 3: 'twelve' is not a number.*--categorical 'a'"):
+    with pytest.raises(CellError, match=r"column 'a', row 3: 'twelve' is not a number.*`categorical` 'a'"):
         TableEncoder.learn(table(a=["1", "2", "twelve", "4", "5"]))
     with pytest.raises(CellError, match=r"column 'a', row 1: '1,5' has a decimal comma"):
         TableEncoder.learn(table(a=["1,5", "2,5", "3", "4,5"]))
@@ -225,7 +226,7 @@ def test_numbers_far_outside_the_training_range_are_counted() -> None:
 )
 def test_numbers_of_the_rows_are_hinted_at(values: Any, is_hinted: bool) -> None:
     (column,) = TableEncoder.learn(table(id=[str(value) for value in values])).columns
-    assert ("a number of the row? then --drop it" in column.told) == is_hinted
+    assert ("a number of the row? then drop it" in column.told) == is_hinted
 
 
 def test_dates_written_as_numbers_are_dates() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -12,10 +15,11 @@ from mpgelu import __version__
 from mpgelu.cli import deploy, reproduce, tables
 from mpgelu.cli.bench import bench
 from mpgelu.cli.compare import compare
+from mpgelu.cli.shared import ClosedPipeError, Command, as_options
 from mpgelu.errors import MPGELUError
 
 app = typer.Typer(
-    help="""Neural networks that say how sure they are, in one deterministic forward pass.
+    help="""Neural networks that say how sure they are, without sampling.
 
     Example: mpgelu fit houses.csv --target price -o houses.mpgelu, then mpgelu predict houses.mpgelu new.csv
     -o predictions.csv; mpgelu example writes a table to try them on.
@@ -31,7 +35,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     *(deploy.export, deploy.explain, deploy.verify, compare, bench),
 )
 for _command in _COMMANDS:
-    app.command()(_command)
+    app.command(cls=Command)(_command)
 app.add_typer(reproduce.app, name="reproduce")
 
 
@@ -54,18 +58,49 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # of all wrong c
 
 
 def main() -> None:
-    """Entry point: an expected error is one or two lines and exit code 2, never a traceback."""
+    """Entry point: an expected error is one or two lines and exit code 2, never a traceback.
+
+    Other exit codes are those of the conventions: 74 if standard output cannot be written to, 130 after Ctrl-C, 141 if
+    the reader of a pipe has closed it.
+    """
+    if sys.stderr is None:  # closed by the caller: nothing to say anything on
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  # until the end
+    if sys.stdout is None:
+        _stop(74, "error: standard output is closed; send it to a file or to /dev/null")
     try:
         code = app(prog_name="mpgelu", standalone_mode=False)
+        sys.stdout.flush()
     except MPGELUError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(2)
+        _stop(2, f"error: {as_options(str(error))}")
     except _UsageError as error:
-        typer.echo(_explained(error), err=True)
-        sys.exit(2)
+        _stop(2, _explained(error))
     except typer.Abort:
-        sys.exit(1)
+        _stop(130)
+    except (ClosedPipeError, BrokenPipeError):
+        _discard_output()
+        _stop(141)
+    except OSError as error:
+        _discard_output()
+        _stop(74, f"error: {error.filename or 'standard output'}: {error.strerror or error}")
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+            raise
+        _stop(2, "error: this machine has too little memory for what was asked; ask for less")
     sys.exit(code or 0)
+
+
+def _stop(code: int, message: str = "") -> NoReturn:
+    """Say why on standard error, if that can be written to, and exit."""
+    with contextlib.suppress(OSError):
+        if message:
+            typer.echo(message, err=True)
+    sys.exit(code)
+
+
+def _discard_output() -> None:
+    """Send what is left of the output nowhere, or Python would try to write it again at exit."""
+    with Path(os.devnull).open("w") as nowhere, contextlib.suppress(OSError):
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _explained(error: Any) -> str:

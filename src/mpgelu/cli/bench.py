@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mpgelu.cli.shared import chosen, print_rows
+from mpgelu.cli.shared import check_readme, chosen, make_folder, print_rows
+from mpgelu.errors import InputError
 
 
 def bench(
@@ -16,11 +17,12 @@ def bench(
     ),
     json: Annotated[Path | None, typer.Option(help="Write the numbers to this file too.")] = None,
     sections: Annotated[
-        str, typer.Option(help="inference, training, models, latency, growth, counts, conversion, onnx.")
+        str, typer.Option(help="inference, training, models, latency, growth, counts, conversion, accuracy, onnx.")
     ] = "all",
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of every method; the best counts.")] = 9,
     compiled: Annotated[bool, typer.Option(help="Measure torch.compile too, which takes minutes to compile.")] = True,
+    keep: Annotated[bool, typer.Option(help="Keep sections of an earlier run that are not measured now.")] = False,
     quick: Annotated[bool, typer.Option(help="A smoke run on tiny sizes; the numbers mean nothing.")] = False,
     readme: Annotated[Path | None, typer.Option(help="Write the table of inference times into this file.")] = None,
 ) -> None:
@@ -31,9 +33,13 @@ def bench(
     from mpgelu.research.bench import report
     from mpgelu.research.bench.run import SECTIONS, run
 
-    results = run(
-        chosen("sections", sections, tuple(SECTIONS)), rounds=rounds, threads=threads, compiled=compiled, quick=quick
-    )
+    names = chosen("sections", sections, tuple(SECTIONS))
+    check_readme(readme)
+    if readme is not None and "inference" not in names:
+        raise InputError("--readme: its table is that of the section inference, which is not among --sections")
+    make_folder(output)
+    results = run(names, rounds=rounds, threads=threads, compiled=compiled, quick=quick)
+    results = report.merged(results, output) if keep else results
     report.write(results, output)
     if json is not None:
         report.write_json(results, json)

@@ -4,42 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, cast
 
 import typer
 
-from mpgelu.cli.shared import Data, chosen, make_folder, uci_names
+from mpgelu.cli.shared import Data, check_readme, chosen, make_folder
 from mpgelu.errors import InputError
 
 _MOST_SPLITS = 20
+_FEW_ROWS = 2_000
 
 
 def compare(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the records and tables.")] = Path(
         "results/compare"
     ),
-    datasets: Annotated[str, typer.Option(help="Data sets, separated by commas; 'small' or 'all'.")] = "all",
-    methods: Annotated[str, typer.Option(help="Methods, separated by commas; 'all'.")] = "all",
-    splits: Annotated[str, typer.Option(help="Splits: a range such as 0-19, or how many.")] = "0-19",
+    datasets: Annotated[
+        str, typer.Option(help="Data sets, separated by commas; 'first', 'second' (suite), 'small' or 'all'.")
+    ] = "all",
+    methods: Annotated[
+        str, typer.Option(help="Methods, separated by commas; 'ours', 'peers', 'ablations' or 'all'.")
+    ] = "all",
+    splits: Annotated[
+        str, typer.Option(help="Splits: 'report', 'development', a range such as 0-19, or how many.")
+    ] = "report",
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes, one thread each.")] = 1,
     data: Data = None,
     tables_only: Annotated[bool, typer.Option(help="Run nothing; rewrite the tables from the records.")] = False,
-    readme: Annotated[Path | None, typer.Option(help="Write the log-likelihoods into this file too.")] = None,
+    readme: Annotated[Path | None, typer.Option(help="Write the main tables into this file too.")] = None,
 ) -> None:
-    """Set our estimator beside other methods on the published splits of the UCI data sets.
+    """Set our estimator beside other methods on the published splits of two suites of UCI data sets.
 
-    Methods whose package is missing are skipped: pip install 'mpgelu[compare]' brings them. Finished work is recorded
-    as it is done; the same command goes on where it stopped.
+    Data sets are run in order of size, smallest first. Methods whose package is missing are skipped: pip install
+    'mpgelu[compare]' brings them. Finished work is recorded as it is done; the same command goes on where it stopped.
 
     Example: mpgelu compare --datasets boston,yacht --methods mpgelu,deep-ensemble --splits 5
     """
-    from mpgelu.research.compare.methods import METHODS
+    from mpgelu.research.compare.methods import GROUPS, METHODS
     from mpgelu.research.compare.report import update_readme, write_report
     from mpgelu.research.compare.run import run, tasks
 
-    names, known = uci_names(datasets), chosen("methods", methods, tuple(METHODS))
+    names, known = _by_size(datasets), chosen("methods", methods, tuple(METHODS), GROUPS)
     numbers = _splits(splits)
     path = output / "records.jsonl"
+    check_readme(readme)
     if not tables_only:
         make_folder(output)
         folder = None if data is None else str(data)
@@ -54,12 +62,23 @@ def compare(
     typer.echo(f"tables: {output / 'compare.md'}")
 
 
-def _splits(text: str) -> range:
+def _by_size(text: str) -> list[str]:
+    """Names of data sets, those with the fewest rows first."""
+    from mpgelu.research.datasets import SECOND_NAMES, SETS, UCI_NAMES
+
+    groups = {"first": UCI_NAMES, "second": SECOND_NAMES, "small": [n for n, s in SETS.items() if s.rows < _FEW_ROWS]}
+    return sorted(chosen("datasets", text, tuple(SETS), groups), key=lambda name: SETS[name].rows)
+
+
+def _splits(text: str) -> Sequence[int] | Literal["report", "development"]:
+    if text in ("report", "development"):
+        return cast(Literal["report", "development"], text)
     first, dash, last = text.partition("-")
     try:
         numbers = range(int(first), int(last) + 1) if dash else range(int(text))
     except ValueError:
-        raise InputError(f"--splits: wants a range such as 0-19 or a number of splits, got {text!r}") from None
+        wanted = "'report', 'development', a range such as 0-19 or a number of splits"
+        raise InputError(f"--splits: wants {wanted}, got {text!r}") from None
     if not numbers or numbers[-1] >= _MOST_SPLITS:
         raise InputError(f"--splits: {text!r} is not within the {_MOST_SPLITS} published splits, 0-{_MOST_SPLITS - 1}")
     return numbers

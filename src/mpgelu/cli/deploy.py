@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 
 Model = Annotated[Path, typer.Argument(help="A saved model.")]
 Table = Annotated[Path, typer.Argument(help="A CSV or Parquet file with the model's columns.")]
+InputStd = Annotated[
+    str | None, typer.Option(help="Standard deviations of measurement errors: column=value pairs separated by commas.")
+]
 _PICTURES = (".png", ".pdf", ".svg", ".jpg")
 _MEANINGS = {
     "noise": "the target's own, which no model could predict",
     "disagreement": "the networks of the model predict differently",
+    "distance": "features outside the range of the training data",
     "dropout": "units that are left out at random",
     "mpgelu": "units that may be on or off",
     "weights": "weights that are random",
@@ -39,7 +43,7 @@ def export(
     Example: mpgelu export model.mpgelu --onnx model.onnx
     """
     from mpgelu.export import export_onnx
-    from mpgelu.tables import check_writable
+    from mpgelu.storage.files import check_writable
     from mpgelu.tables.model import TableModel, load
 
     try:
@@ -61,9 +65,7 @@ def explain(
     data: Table,
     output: Annotated[Path, typer.Option("--output", "-o", help="CSV file: a line for each row and source.")],
     plot: Annotated[Path | None, typer.Option(help="Picture of some rows, and of the ranking of the sources.")] = None,
-    input_std: Annotated[
-        str | None, typer.Option(help="Measurement errors: column=value pairs separated by commas.")
-    ] = None,
+    input_std: InputStd = None,
     delimiter: Delimiter = ",",
 ) -> None:
     """Say where the variance of each prediction comes from: noise, features, layers, disagreement.
@@ -75,8 +77,7 @@ def explain(
     import numpy as np
 
     from mpgelu.inspect.attribution import attribute, plot_attribution
-    from mpgelu.storage.files import write_atomically
-    from mpgelu.tables import check_writable
+    from mpgelu.storage.files import check_writable, write_atomically
 
     check_writable(output, model, data)
     if plot is not None:
@@ -110,19 +111,23 @@ def verify(
         int | None, typer.Option(min=100, help="Samples for each row. Default: 20000, or as needed.")
     ] = None,
     networks: Annotated[int, typer.Option(min=1, help="How many networks to look at, the heaviest.")] = 3,
+    input_std: InputStd = None,
     delimiter: Delimiter = ",",
 ) -> None:
     """Compare a model's moments with sampling its networks, layer by layer; exit code 1 if they disagree.
 
-    Example: mpgelu verify model.mpgelu data.csv
+    With --input-std, predictions with such errors are compared with predictions averaged over random inputs too.
+
+    Example: mpgelu verify model.mpgelu data.csv --input-std age=0.5
     """
     import numpy as np
 
     from mpgelu.inspect.audit import verify as audit
 
     loaded, table = _read(model, data, delimiter)
-    chosen = np.unique(np.linspace(0, len(table) - 1, rows).round().astype(int))
-    found = audit(loaded, table.iloc[chosen], draws=draws, networks=networks)
+    chosen = np.unique(np.linspace(0, len(table) - 1, min(rows, len(table))).round().astype(int))
+    errors = None if input_std is None else _errors(input_std, list(table.columns))
+    found = audit(loaded, table.iloc[chosen], draws=draws, networks=networks, input_std=errors)
     typer.echo(f"{found}\n\n{found.words()}")
     if not found.passed:
         raise typer.Exit(1)
@@ -132,6 +137,7 @@ def _read(model: Path, data: Path, delimiter: str) -> tuple[MPGELURegressor, pd.
     """A saved model and its features from a table, encoded as in training if the model is one of a table."""
     import pandas as pd
 
+    from mpgelu.tables.cells import Cells
     from mpgelu.tables.model import TableModel, load
 
     loaded, source = load(model), open_table(str(data), delimiter)
@@ -146,16 +152,9 @@ def _read(model: Path, data: Path, delimiter: str) -> tuple[MPGELURegressor, pd.
     names = list(getattr(loaded, "feature_names_in_", frame.columns[: loaded.n_features_in_]))
     if missing := [name for name in names if name not in frame]:
         raise DataError(f"{data} has no column {missing[0]!r}; the model wants {', '.join(map(str, names))}")
-    features = frame[names].apply(pd.to_numeric, errors="coerce")
-    if wrong := [name for name in names if (features[name].isna() & _filled(frame[name])).any()]:
-        raise DataError(f"{data}: column {wrong[0]!r} holds something other than numbers")
-    if features.empty or features.isna().any(axis=None):
-        raise DataError(f"{data} has no rows, or cells without a number in them; leave such rows out")
+    with source.located():
+        features = pd.DataFrame({name: Cells.of(frame[name]).complete() for name in names})
     return loaded, features
-
-
-def _filled(cells: pd.Series[Any]) -> pd.Series[bool]:
-    return cells.notna() & (cells.astype(str).str.strip() != "")
 
 
 def _errors(text: str, names: list[str]) -> list[float]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from mpgelu.cli.shared import Data, make_folder, numbers, print_table, uci_names
+from mpgelu.cli.shared import Command, Data, Seed, make_folder, numbers, print_table, uci_names
 
 app = typer.Typer(
     help="""Rerun the paper's experiments and set our numbers beside the paper's.
@@ -19,13 +19,13 @@ app = typer.Typer(
 )
 
 
-@app.command("toy")
+@app.command("toy", cls=Command)
 def reproduce_toy(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the figure and the numbers.")] = Path(
         "results/toy"
     ),
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of training; the paper's 1000.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Of the data and the weights.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Train both networks on the paper's toy problem and draw its figure.
 
@@ -40,15 +40,15 @@ def reproduce_toy(
     results = [run_toy(nonlinearity, epochs=epochs, seed=seed) for nonlinearity in TITLES]
     draw(results, output / "toy.png")
     write_summary(results, output / "toy.json")
-    table = Table("network", "inside [-0.5, 0.5]", "outside", "epistemic inside", "outside")
-    table.title = "Mean predictive standard deviation"
+    table = Table("network", "inside [-0.5, 0.5]", "outside", "epistemic inside", "outside", "share inside", "outside")
+    table.title = "Mean predictive standard deviation, and the epistemic share of the variance"
     for result in results:
         table.add_row(TITLES[result.nonlinearity], *(f"{value:.3f}" for value in result.summary().values()))
     print_table(table)
     typer.echo(f"figure:  {output / 'toy.png'}\nnumbers: {output / 'toy.json'}")
 
 
-@app.command("uci")
+@app.command("uci", cls=Command)
 def reproduce_uci(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the records and tables.")] = Path(
         "results/uci"
@@ -67,6 +67,13 @@ def reproduce_uci(
     borrow_rate: Annotated[
         bool, typer.Option(help="Let ReLU with full covariance take the rate found with diagonal covariance.")
     ] = False,
+    variant: Annotated[
+        str | None,
+        typer.Option(
+            help="Run this variant instead of the paper's networks: relu_input (ReLU with dropout on the input alone), "
+            "gelu_input or gelu_hidden (GELU in the first layer). Its records stand beside those it is compared with."
+        ),
+    ] = None,
     rate: Annotated[
         float | None, typer.Option(min=0, max=0.99, help="Train with this dropout rate instead of searching for one.")
     ] = None,
@@ -86,20 +93,28 @@ def reproduce_uci(
     """
     from mpgelu.research.paper.report import write_tables
     from mpgelu.research.paper.runner import measure_runtimes, run
-    from mpgelu.research.paper.uci import Effort, cells
+    from mpgelu.research.paper.uci import PAPER_NETWORKS, Effort, cells
+    from mpgelu.research.paper.variants import VARIANTS, WITHOUT_DROPOUT, check_variant
 
-    path = output / "records.jsonl"
-    chosen = list(cells(uci_names(datasets), numbers("tables", tables, 1, 4), numbers("seeds", seeds, 0, 2**31)))
+    records = output / "records.jsonl"
+    if variant is not None:
+        check_variant(variant, rate, records)
+    path = output / f"{variant}.jsonl" if variant else records
+    wanted = numbers("tables", tables, 1, 4), numbers("seeds", seeds, 0, 2**31)
+    networks = [name for name in VARIANTS if name == variant] or PAPER_NETWORKS
+    chosen = list(cells(uci_names(datasets), *wanted, networks=networks))
     make_folder(output)
     if not tables_only:
+        rate = 0.0 if variant in WITHOUT_DROPOUT else rate
         effort = Effort(splits, grid_splits, full_relu_splits, borrow_rate, epochs, rate)
         folder = None if data is None else str(data)
         try:
             store = run(chosen, effort, path, data=folder, jobs=jobs, backend=backend, scheduler=scheduler)
-            measure_runtimes([cell for cell in chosen if cell.seed == 0], store, folder)
+            if variant is None:
+                measure_runtimes([cell for cell in chosen if cell.seed == 0], store, folder)
         except KeyboardInterrupt:
             typer.echo(f"stopped; what was finished is in {path}, the same command goes on from there", err=True)
             raise typer.Exit(130) from None
-    write_tables(path, output)
+    write_tables(records, output)
     typer.echo((output / "summary.md").read_text(encoding="utf-8"))
     typer.echo(f"tables: {output}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import sys
 import warnings
 from collections import Counter
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperCommand
 
 from mpgelu.errors import InputError
 
@@ -27,7 +30,49 @@ Data = Annotated[
         help="Folder with the UCI data sets (the one that holds UCI_Datasets). Without it they are downloaded once.",
     ),
 ]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="The same seed gives the same model.")]
 Delimiter = Annotated[str, typer.Option(help="Between the cells of a CSV file; 'tab' for a tab.")]
+
+
+class Command(TyperCommand):
+    """A command that refuses what click lets pass: an option given twice, of which it keeps the last, and NaN."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments, and refuse options that are given twice or are not finite."""
+        _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        option: Any  # of click, or of the copy of it that typer holds
+        for option, times in Counter(given).items():
+            if times > 1 and not getattr(option, "multiple", True) and not getattr(option, "is_flag", True):
+                raise typer.BadParameter(f"it is given {times} times; give it once", ctx=ctx, param=option)
+        rest: list[str] = super().parse_args(ctx, args)
+        for option in self.params:
+            value = ctx.params.get(option.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise typer.BadParameter(f"{value} is not a finite number", ctx=ctx, param=option)
+        return rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; a reader that closed the pipe is an error of its own, which click would hide."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise ClosedPipeError from error
+
+
+class ClosedPipeError(Exception):
+    """Whoever read the standard output wants no more of it, as ``head`` does."""
+
+
+def as_options(message: str) -> str:
+    """A message of the library with its arguments, in backquotes there, as options of the command line.
+
+    >>> as_options("leave it out with `drop`, or set `hold_out`")
+    'leave it out with --drop, or set --hold-out'
+    """
+    return _ARGUMENTS.sub(lambda found: f"--{found[1].replace('_', '-')}", message)
+
+
+_ARGUMENTS = re.compile("`(calibrate|categorical|delimiter|drop|hold_out|missing)`")
 
 
 def open_table(path: str, delimiter: str) -> Source:
@@ -35,8 +80,8 @@ def open_table(path: str, delimiter: str) -> Source:
     from mpgelu.tables import Source
 
     delimiter = {"tab": "\t", "\\t": "\t"}.get(delimiter, delimiter)
-    if len(delimiter) != 1:
-        raise InputError(f"--delimiter: wants one character, or 'tab', got {delimiter!r}")
+    if len(delimiter) != 1 or not delimiter.isascii():
+        raise InputError(f"--delimiter: wants one ASCII character, or 'tab', got {delimiter!r}")
     return Source(path, delimiter)
 
 
@@ -50,7 +95,7 @@ def one_line_warnings() -> Iterator[None]:
 
 def warn(message: str) -> None:
     """Tell on standard error."""
-    typer.echo(f"warning: {message}", err=True)
+    typer.echo(f"warning: {as_options(message)}", err=True)
 
 
 class Notes:
@@ -118,6 +163,12 @@ def make_folder(folder: Path) -> None:
         raise InputError(f"--output: cannot create the folder {folder}: {error.strerror}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"--output: the folder {folder} cannot be written to; choose another")
+
+
+def check_readme(readme: Path | None) -> None:
+    """Find out now, rather than after hours of measuring, that there is no file to write a table into."""
+    if readme is not None and not readme.is_file():
+        raise InputError(f"--readme: there is no file {readme}; the table is written between marks that it holds")
 
 
 def print_rows(title: str, rows: list[dict[str, Any]]) -> None:

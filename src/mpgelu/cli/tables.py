@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpgelu.cli.shared import Delimiter, Notes, one_line_warnings, open_table, warn
+from mpgelu.cli.shared import Delimiter, Notes, Seed, one_line_warnings, open_table, warn
 from mpgelu.errors import DataError, InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import, which --help need not wait for
@@ -52,15 +52,15 @@ def fit(
         float, typer.Option(help="Share of the rows to calibrate the intervals on, for guaranteed coverage; e.g. 0.2.")
     ] = 0.0,
     fast: Annotated[bool, typer.Option("--fast", help="A fifth of the training.")] = False,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps of training. Default: 10000, or 15000 from 5000 rows on.")
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of training. Default: by the number of rows.")] = None,
+    folds: Annotated[
+        int | None, typer.Option(min=2, help="Parts of the rows, of which each network leaves out one. Default: 5.")
     ] = None,
-    members: Annotated[
-        int | None,
-        typer.Option(min=1, help="Networks for each dropout rate. Default: 5; 8 below 2000 rows, 10 below 400."),
+    hidden: Annotated[str, typer.Option(help="Units of each hidden layer.")] = "128,128",
+    time_limit: Annotated[
+        float | None, typer.Option(help="Seconds that training may take; it then takes fewer steps if need be.")
     ] = None,
-    hidden: Annotated[str, typer.Option(help="Units of each hidden layer.")] = "48,48",
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same model.")] = 0,
+    seed: Seed = 0,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Folder that keeps the state; the same command goes on from there.")
     ] = None,
@@ -74,33 +74,37 @@ def fit(
     Example: mpgelu fit houses.csv --target price -o houses.mpgelu
     """
     from mpgelu.estimators.regressor import FAST
-    from mpgelu.tables import check_writable
-    from mpgelu.tables.model import TableModel, prepare, rows_with_target, split
+    from mpgelu.storage.files import check_writable
+    from mpgelu.tables.model import TableModel, prepare, read_target, split
 
     layers = _layers(hidden)
     check_writable(output, table)
+    if checkpoint is not None:
+        check_writable(checkpoint / "training")
     source = open_table(table, delimiter)
     effort = (FAST if fast else {}) | ({} if steps is None else {"steps": steps})
     with _about(source), one_line_warnings():
         frame = source.read()
+        known, y = read_target(frame, target)
         columns = partial(prepare, target=target, missing=missing.value, categorical=categorical or [], drop=drop or [])
-        encoder = columns(frame)  # all rows, so that whatever is wrong is found before the training
-        known, _ = rows_with_target(frame, target)
-        held, kept = split("--hold-out", len(known), hold_out, seed)
-        split("--calibrate", len(kept), calibrate, seed)
+        encoder = columns(known, y)  # all rows, so that whatever is wrong is found before the training
+        held, kept = split("hold_out", len(known), hold_out, seed)
+        split("calibrate", len(kept), calibrate, seed)
         if len(held):
-            encoder = columns(known.iloc[kept])
+            encoder = columns(known.iloc[kept], y[kept])
         if len(known) < len(frame):
             warn(f"{len(frame) - len(known):,} rows without {target!r} are left out")
         typer.echo(f"{source.name}: {len(frame):,} rows, {frame.shape[1]} columns")
         _print_columns(encoder)
         model = TableModel.train(
             known.iloc[kept],
+            y[kept],
             target,
             encoder,
             calibrate=calibrate,
             hidden=layers,
-            members=members,
+            folds=folds,
+            time_limit=time_limit,
             checkpoint=checkpoint,
             random_state=seed,
             verbose=True,
@@ -109,7 +113,7 @@ def fit(
         model.save(output)
         _print_training(model)
         if len(held):
-            evaluation = _evaluated(model, [known.iloc[held]], 0.9)
+            evaluation = model.evaluate(model.encoder.encode(known.iloc[held]), y[held])
             typer.echo(f"\non {len(held)} rows kept from training:")
             _print_scores(model, evaluation, 0.9)
     size = output.stat().st_size / 1e6
@@ -134,13 +138,14 @@ def predict(
 ) -> None:
     """Predict every row of a table, of any length, in bounded memory.
 
-    New columns: mean; stddev, its standard deviation; epistemic and aleatoric, the standard deviations of its two
-    parts (not knowing the function, and noise; their squares add up to the square of stddev); lower and upper, the
+    New columns: mean; stddev, its standard deviation; epistemic_std and aleatoric_std, the standard deviations of its
+    two parts (not knowing the function, and noise; their squares add up to the square of stddev); lower and upper, the
     ends of the interval. Columns the model does not use are ignored.
 
     Example: mpgelu predict houses.mpgelu new.csv -o predictions.csv --level 0.9 --keep id
     """
-    from mpgelu.tables import Sink, check_writable
+    from mpgelu.storage.files import check_writable
+    from mpgelu.tables import Sink
 
     sink = Sink(output)
     if sink.path is not None:
@@ -173,8 +178,7 @@ def evaluate(
 
     Example: mpgelu evaluate houses.mpgelu test.csv
     """
-    from mpgelu.storage.files import write_atomically
-    from mpgelu.tables import check_writable
+    from mpgelu.storage.files import check_writable, write_atomically
 
     if output is not None:
         check_writable(output, model, table)
@@ -205,8 +209,7 @@ def report(
     """
     import pandas as pd
 
-    from mpgelu.storage.files import write_atomically
-    from mpgelu.tables import check_writable
+    from mpgelu.storage.files import check_writable, write_atomically
     from mpgelu.tables.report import page
 
     check_writable(output, model, table)
@@ -230,8 +233,9 @@ def info(model: Model) -> None:
     typer.echo("from the columns")
     _print_columns(fitted.encoder)
     typer.echo(f"missing cells: {'filled' if fitted.encoder.missing == 'impute' else 'refused'}")
-    hidden = " and ".join(map(str, fitted.regressor.hidden))
-    typer.echo(f"networks: {len(ensemble.stack)} of {hidden} hidden units, {ensemble.covariance} moments")
+    typer.echo(f"members: {len(ensemble)} networks")
+    for kind, share in fitted.regressor.kind_weights_.items():
+        typer.echo(f"  {share:5.0%}  {kind}")
     _print_training(fitted)
 
 
@@ -259,11 +263,12 @@ def example(
 
 
 def _load(path: Path, fast: bool = False) -> TableModel:
+    from mpgelu.moments import DiagonalMoments
     from mpgelu.tables.model import TableModel
 
     model = TableModel.load(path)
     if fast:
-        model.regressor.ensemble_.covariance = "diagonal"
+        model.regressor.ensemble_.moment_type = DiagonalMoments
     return model
 
 
@@ -304,16 +309,16 @@ def _evaluated(
     model: TableModel,
     parts: Iterable[pd.DataFrame],
     level: float,
-    source: Source | None = None,
+    source: Source,
     seen: list[pd.DataFrame] | None = None,
 ) -> Evaluation:
-    """Score the rows whose target is known; they are added to ``seen``, and what is unusual is told of a source."""
+    """Score the rows whose target is known, add them to ``seen``, and say what was unusual about the source."""
     from mpgelu.tables.evaluation import Evaluation
-    from mpgelu.tables.model import rows_with_target
+    from mpgelu.tables.model import read_target
 
     notes, found, unknown = Notes(), [], 0
     for part in parts:
-        known, actual = rows_with_target(part, model.target)
+        known, actual = read_target(part, model.target)
         unknown += len(part) - len(known)
         if seen is not None:
             seen.append(known)
@@ -323,21 +328,17 @@ def _evaluated(
             found.append(model.evaluate(encoded, actual, level))
     if not found:
         raise DataError(f"no row has a target {model.target!r}; there is nothing to compare with")
-    if source is not None:
-        notes.tell(source)
-        if unknown:
-            warn(f"{source.name}: {unknown:,} rows without {model.target!r} are left out")
+    notes.tell(source)
+    if unknown:
+        warn(f"{source.name}: {unknown:,} rows without {model.target!r} are left out")
     return Evaluation.concatenate(found)
 
 
 def _check_level(model: TableModel, level: float) -> None:
     """Refuse a level before any work is done."""
-    from mpgelu.estimators import conformal
-
     if not 0 < level < 1:
         raise InputError(f"--level: must lie strictly between 0 and 1, got {level:g}; 90 % is 0.9")
-    if model.regressor.calibration_scores_ is not None:
-        conformal.quantile(model.regressor.calibration_scores_, level)
+    model.regressor.check_level(level)
 
 
 def _kept(part: pd.DataFrame, keep: list[str], prefix: str) -> pd.DataFrame:
@@ -358,7 +359,7 @@ def _layers(text: str) -> tuple[int, ...]:
     except ValueError:
         layers = ()
     if not layers or min(layers) < 1:
-        raise InputError(f"--hidden: wants whole numbers separated by commas, such as 48,48, got {text!r}")
+        raise InputError(f"--hidden: wants whole numbers separated by commas, such as 128,128, got {text!r}")
     return layers
 
 

@@ -3,7 +3,7 @@
 from mpgelu.tables.cells import CellError
 from mpgelu.tables.encoder import Encoded, TableEncoder
 from mpgelu.tables.model import TableModel, load
-from mpgelu.tables.sink import Sink, check_writable
+from mpgelu.tables.sink import Sink
 from mpgelu.tables.source import Source
 
-__all__ = ["CellError", "Encoded", "Sink", "Source", "TableEncoder", "TableModel", "check_writable", "load"]
+__all__ = ["CellError", "Encoded", "Sink", "Source", "TableEncoder", "TableModel", "load"]

@@ -68,7 +68,11 @@ class Cells:
             values = column.to_numpy(dtype=np.float64, na_value=np.nan)
             return Cells(name, rows, column, values, np.isnan(values))
         if column.dtype != "str":
-            column = column.astype(object).where(column.notna(), "").astype("str")
+            try:
+                column = column.astype(object).where(column.notna(), "").astype("str")
+            except (UnicodeDecodeError, NotImplementedError) as error:
+                problem = f"holds {column.dtype}, not numbers or text; convert it, or leave it out with `drop` {name!r}"
+                raise CellError(problem, name) from error
         text = column.fillna("").str.strip()
         values = pd.to_numeric(text, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
         return Cells(name, rows, text, values, text.isin(MISSING).to_numpy(dtype=bool))
@@ -90,6 +94,36 @@ class Cells:
             raise self.error(large, "{} is infinite or too large; put a finite number there, or leave out the row")
         return self.values
 
+    def complete(self) -> NDArray[np.float64]:
+        """The values of a column without gaps.
+
+        Raises:
+            CellError: As :meth:`numbers`, or a cell is missing.
+        """
+        numbers = self.numbers()
+        if self.missing.any():
+            row = int(self.rows[np.flatnonzero(self.missing)[0]])
+            raise CellError("missing value; fill it in, or leave out the row", self.name, row)
+        return numbers
+
+    def targets(self) -> NDArray[np.float64]:
+        """The values, NaN where missing, of a column that is to be predicted.
+
+        Raises:
+            CellError: As :meth:`numbers`; of a column of words as a whole.
+        """
+        words = self.text[self.words]
+        if len(words) and 2 * len(words) >= np.sum(~self.missing):
+            examples = words.drop_duplicates().head(_EXAMPLES)
+            if not _mostly(examples, _DECIMAL_COMMA):
+                kind = "dates or times" if _mostly(examples, _DATE) else "text"
+                raise CellError(
+                    f"holds {kind} such as {str(words.iloc[0])!r}; this is regression, which predicts a number: choose "
+                    "another target, or write this one as numbers (yes and no as 1 and 0, a date as days)",
+                    self.name,
+                )
+        return self.numbers()
+
     def categories(self) -> pd.Series[Any]:
         """The cells as text, empty where missing."""
         text = self.text if self.text.dtype == "str" else self.text.astype(object).astype("str")
@@ -104,7 +138,7 @@ class Cells:
         """That the column is one of dates."""
         return CellError(
             f"holds dates or times such as {example!r}; turn them into numbers first (year, month, "
-            f"weekday, days since a start), or leave the column out with --drop {self.name!r}",
+            f"weekday, days since a start), or leave the column out with `drop` {self.name!r}",
             self.name,
         )
 
@@ -124,7 +158,7 @@ class Cells:
             raise self.error(
                 np.flatnonzero(self.words),
                 "{} is not a number, as most of this column are; "
-                f"correct the cell, or give --categorical {self.name!r} if these are names",
+                f"correct the cell, or give `categorical` {self.name!r} if these are names",
             )
 
 

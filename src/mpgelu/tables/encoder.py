@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from mpgelu.errors import DataError, closest
+from mpgelu.errors import DataError, InputError, closest
+from mpgelu.storage.schema import Optional, checked
 from mpgelu.tables.cells import CellError, Cells
 
 Missing = Literal["impute", "error"]
@@ -83,7 +84,7 @@ class Numeric:
     @property
     def told(self) -> str:
         """What became of the column."""
-        hint = "; whole and never the same: a number of the row? then --drop it"
+        hint = "; whole and never the same: a number of the row? then drop it"
         return "number" + ", some missing" * self.indicator + hint * self.counts
 
     def encode(self, cells: Cells, encoded: Encoded) -> Matrix:
@@ -204,7 +205,7 @@ class TableEncoder:
         Raises:
             CellError: A column is of dates, has words among its numbers, or an infinite number.
         """
-        frame = frame.set_axis(frame.columns.map(str), axis="columns")
+        frame = with_plain_names(frame)
         drop, categorical = set(drop), set(categorical)
         columns: list[Numeric | Categorical] = []
         dropped: dict[str, str] = {}
@@ -233,13 +234,17 @@ class TableEncoder:
         """Names of the features, as many as the matrix has columns."""
         return [feature for column in self.columns for feature in column.features]
 
+    def column_of(self, feature: int) -> str:
+        """Name of the column that a feature comes from."""
+        return [column.name for column in self.columns for _ in column.features][feature]
+
     def encode(self, frame: pd.DataFrame) -> Encoded:
         """Features of each row; columns that were not in use are ignored, the order does not matter.
 
         Raises:
             DataError: A column is not there, or (as a :class:`CellError`) a cell is not what it should be.
         """
-        frame = frame.set_axis(frame.columns.map(str), axis="columns")
+        frame = with_plain_names(frame)
         self.check_columns(list(map(str, frame)))
         encoded = Encoded(np.empty((len(frame), 0)))
         blocks = []
@@ -267,9 +272,16 @@ class TableEncoder:
 
     @classmethod
     def from_description(cls, about: Mapping[str, Any]) -> Self:
-        """The encoder that :meth:`described` described."""
+        """The encoder that :meth:`described` described.
+
+        Raises:
+            DataError: The description is not one of an encoder.
+        """
+        checked(about, _DESCRIPTION, "the encoder")
         columns: list[Numeric | Categorical] = []
         for described in about["columns"]:
+            kind = checked(described.get("kind"), tuple(_COLUMN), "the kind of a column")
+            checked(described, _COLUMN[kind], "a column")
             parts = {name: value for name, value in described.items() if name != "kind"}
             if described["kind"] == "numeric":
                 columns.append(Numeric(**parts))
@@ -278,6 +290,44 @@ class TableEncoder:
                 parts |= {"categories": tuple(parts["categories"]), "rare": None if rare is None else tuple(rare)}
                 columns.append(Categorical(**parts))
         return cls(tuple(columns), dict(about["dropped"]), about["missing"])
+
+
+def with_plain_names(frame: pd.DataFrame) -> pd.DataFrame:
+    """The table with texts as names of its columns.
+
+    Raises:
+        InputError: It is no table.
+        DataError: Two columns have the same name.
+    """
+    if not isinstance(frame, pd.DataFrame):
+        raise InputError(f"a table must be a pandas DataFrame, got {type(frame).__name__}")
+    names = frame.columns.map(str)
+    if names.has_duplicates:
+        twice = names[names.duplicated()][0]
+        raise DataError(f"more than one column is called {twice!r}; give every column a name of its own")
+    return frame.set_axis(names, axis="columns")
+
+
+_DESCRIPTION = {"columns": [dict], "dropped": {str: str}, "missing": ("impute", "error")}
+_COLUMN: dict[str, dict[str, Any]] = {
+    "numeric": {
+        "kind": str,
+        "name": str,
+        "median": float,
+        "indicator": bool,
+        "lowest": Optional(float),
+        "highest": Optional(float),
+        "counts": Optional(bool),
+    },
+    "categorical": {
+        "kind": str,
+        "name": str,
+        "categories": [str],
+        "other": bool,
+        "indicator": bool,
+        "rare": Optional([str], null=True),
+    },
+}
 
 
 def _column(cells: Cells, is_categorical: bool) -> Numeric | Categorical:
@@ -329,4 +379,4 @@ def _copy(cells: Cells, is_categorical: bool, seen: dict[bytes, str]) -> str | N
 def _refuse_missing(cells: Cells) -> None:
     if cells.missing.any():
         row = int(cells.rows[np.flatnonzero(cells.missing)[0]])
-        raise CellError("missing value; fill it in, or fit with --missing impute", cells.name, row)
+        raise CellError("missing value; fill it in, or fit with `missing` impute", cells.name, row)

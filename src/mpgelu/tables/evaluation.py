@@ -22,8 +22,8 @@ class Evaluation:
     Args:
         actual: the targets.
         mean: of the predictive distribution.
-        epistemic: its standard deviation from not knowing the function.
-        aleatoric: its standard deviation from noise.
+        epistemic_std: its standard deviation from not knowing the function.
+        aleatoric_std: its standard deviation from noise.
         lower: end of the interval.
         upper: end of the interval.
         pit: predicted probability of a target at or below the actual one; uniform if the model is calibrated.
@@ -33,8 +33,8 @@ class Evaluation:
 
     actual: Array
     mean: Array
-    epistemic: Array
-    aleatoric: Array
+    epistemic_std: Array
+    aleatoric_std: Array
     lower: Array
     upper: Array
     pit: Array
@@ -48,8 +48,8 @@ class Evaluation:
         return Evaluation(
             actual=actual,
             mean=distribution.mean.numpy(),
-            epistemic=distribution.epistemic_variance.sqrt().numpy(),
-            aleatoric=distribution.aleatoric_variance.sqrt().numpy(),
+            epistemic_std=distribution.epistemic_variance.sqrt().numpy(),
+            aleatoric_std=distribution.aleatoric_variance.sqrt().numpy(),
             lower=lower,
             upper=upper,
             pit=distribution.cdf(y).numpy(),
@@ -81,7 +81,7 @@ class Evaluation:
     @property
     def stddev(self) -> Array:
         """Standard deviation of the predictive distribution."""
-        return np.hypot(self.epistemic, self.aleatoric)
+        return np.hypot(self.epistemic_std, self.aleatoric_std)
 
     @property
     def inside(self) -> NDArray[np.bool_]:

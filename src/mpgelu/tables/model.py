@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from mpgelu.errors import DataError, InputError, closest
-from mpgelu.estimators import conformal
-from mpgelu.estimators.regressor import MPGELURegressor, from_description
+from mpgelu.estimators.loading import from_description
+from mpgelu.estimators.regressor import MPGELURegressor
+from mpgelu.networks import Parts, parts_of
 from mpgelu.predictive import Predictive
 from mpgelu.storage.arrays import read_arrays, write_arrays
+from mpgelu.storage.schema import Optional, checked
 from mpgelu.tables.cells import Cells
-from mpgelu.tables.encoder import Encoded, Missing, TableEncoder
+from mpgelu.tables.encoder import Encoded, Missing, TableEncoder, with_plain_names
 from mpgelu.tables.evaluation import Evaluation
 
-OUTPUTS = ("mean", "stddev", "epistemic", "aleatoric", "lower", "upper")
+OUTPUTS = ("mean", "stddev", "epistemic_std", "aleatoric_std", "lower", "upper")
 FEWEST_ROWS = 10
 _ROWS_AT_ONCE = 256
 _NODES = 8  # of each network's part of the mixture: intervals to 1e-4 standard deviations, a third of the time of 32
@@ -48,7 +50,7 @@ class TableModel:
         >>> table["sex"] = table["sex"].map({1: "a", 2: "b"})
         >>> model = TableModel.fit(table[:400], "target", steps=100, random_state=0)
         >>> list(model.predict(table[400:], level=0.9))
-        ['mean', 'stddev', 'epistemic', 'aleatoric', 'lower', 'upper']
+        ['mean', 'stddev', 'epistemic_std', 'aleatoric_std', 'lower', 'upper']
     """
 
     target: str
@@ -80,24 +82,32 @@ class TableModel:
                 :meth:`MPGELURegressor.calibrate` does.
             settings: of :class:`MPGELURegressor`.
         """
-        encoder = prepare(frame, target, missing=missing, categorical=categorical, drop=drop)
-        return cls.train(frame, target, encoder, calibrate=calibrate, **settings)
+        known, y = read_target(frame, target)
+        encoder = prepare(known, y, target, missing=missing, categorical=list(categorical), drop=list(drop))
+        return cls.train(known, y, target, encoder, calibrate=calibrate, **settings)
 
     @classmethod
     def train(
-        cls, frame: pd.DataFrame, target: str, encoder: TableEncoder, *, calibrate: float = 0.0, **settings: Any
+        cls,
+        known: pd.DataFrame,
+        y: Array,
+        target: str,
+        encoder: TableEncoder,
+        *,
+        calibrate: float = 0.0,
+        **settings: Any,
     ) -> Self:
-        """As :meth:`fit`, with columns that have been looked at already.
+        """As :meth:`fit`, with a target and columns that have been looked at already.
 
         Args:
-            frame: the table.
-            target: name of the column to predict.
-            encoder: of :func:`prepare`.
+            known: Rows whose target is known, as :func:`read_target` gives them.
+            y: Their targets, ``(rows,)``.
+            target: Name of the column to predict.
+            encoder: The result of :func:`prepare`.
             calibrate: as in :meth:`fit`.
             settings: as in :meth:`fit`.
         """
-        frame, y = rows_with_target(frame, target)
-        X = encoder.encode(frame).X
+        X = encoder.encode(known).X
         held, kept = split("calibrate", len(y), calibrate, settings.get("random_state"))
         regressor = MPGELURegressor(**settings).fit(X[kept], y[kept])
         if len(held):
@@ -112,12 +122,12 @@ class TableModel:
             level: probability of the interval, strictly between 0 and 1.
         """
         X = (self.encoder.encode(rows) if isinstance(rows, pd.DataFrame) else rows).X
-        parts = []
-        for p, _ in self._distributions(X):
+        parts = np.empty((len(X), len(OUTPUTS)))
+        for at, p, ends in self._distributions(X, level):
             moments = (p.mean, p.stddev, p.epistemic_variance.sqrt(), p.aleatoric_variance.sqrt())
-            parts.append(np.stack([*moments, *self.interval(p, level)], 1))
+            parts[at] = np.stack([*moments, *ends], 1)
         index = rows.index if isinstance(rows, pd.DataFrame) else None
-        return pd.DataFrame(np.concatenate(parts), columns=list(OUTPUTS), index=index)
+        return pd.DataFrame(parts, columns=list(OUTPUTS), index=index)
 
     def evaluate(self, rows: Encoded, actual: Array, level: float = 0.9) -> Evaluation:
         """Predictions beside what came true.
@@ -127,25 +137,13 @@ class TableModel:
             actual: their targets.
             level: probability of the intervals.
         """
-        parts = [Evaluation.of(actual[at], p, *self.interval(p, level)) for p, at in self._distributions(rows.X)]
+        parts = [Evaluation.of(actual[at], p, *ends) for at, p, ends in self._distributions(rows.X, level)]
         return Evaluation.concatenate(parts)
 
     def average(self, actual: Array, level: float = 0.9) -> Evaluation:
         """Predicting the average of the training targets for all rows, to compare with."""
         ensemble = self.regressor.ensemble_
         return Evaluation.of_average(actual, float(ensemble.target_mean), float(ensemble.target_scale), level)
-
-    def interval(self, distribution: Predictive, level: float) -> tuple[Array, Array]:
-        """Ends of the interval that holds the target with probability ``level``, conformal after calibration."""
-        if not 0 < level < 1:
-            raise InputError(f"level must lie strictly between 0 and 1, got {level}; 90 % is 0.9")
-        scores = self.regressor.calibration_scores_
-        if scores is None:
-            lower, upper = distribution.interval(level, _TOLERANCE)
-            return lower.numpy(), upper.numpy()
-        width = conformal.quantile(scores, level) * distribution.stddev.numpy()
-        mean = distribution.mean.numpy()
-        return mean - width, mean + width
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to one file, for :func:`mpgelu.load`.
@@ -174,12 +172,17 @@ class TableModel:
             raise DataError(f"{path} is a model of plain numbers, not of a table; read it with mpgelu.load")
         return model
 
-    def _distributions(self, X: Array) -> Iterator[tuple[Predictive, slice]]:
-        """A few rows at a time, whose numbers stay in the processor's cache."""
-        with torch.no_grad():
-            for start in range(0, len(X), _ROWS_AT_ONCE):
-                rows = slice(start, start + _ROWS_AT_ONCE)
-                yield self.regressor.ensemble_(torch.as_tensor(X[rows]), None, _NODES), rows
+    def _distributions(self, X: Array, level: float) -> Iterator[tuple[slice, Predictive, tuple[Array, Array]]]:
+        """Distributions and intervals, a few rows at a time, whose numbers stay in the processor's cache."""
+        self.regressor.check_level(level)
+        for at, p in self.regressor.distributions(X, nodes=_NODES, rows_at_once=_ROWS_AT_ONCE):
+            yield at, p, self.regressor.interval_of(p, level, _TOLERANCE)
+
+
+@parts_of.register
+def _(model: TableModel, caller: str, **_: Any) -> Parts:
+    parts = parts_of(model.regressor, caller, features=model.encoder.features)
+    return replace(parts, feature_names=model.encoder.features, encode=lambda table: model.encoder.encode(table).X)
 
 
 def load(path: str | os.PathLike[str]) -> Any:
@@ -197,34 +200,62 @@ def load(path: str | os.PathLike[str]) -> Any:
         DataError: The file is missing, not a model, truncated, altered, or from a newer version of this library.
     """
     arrays, about = read_arrays(Path(path), "model")
+    try:
+        return _from_description(arrays, about)
+    except (DataError, ValueError, TypeError, KeyError, RuntimeError, OverflowError) as error:
+        words = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+        raise DataError(f"{path} does not describe a model that can be built: {words}; save it again") from error
+
+
+def _from_description(arrays: dict[str, Tensor], about: dict[str, Any]) -> MPGELURegressor | TableModel:
+    """What was saved, an estimator or a model of a table."""
     regressor = from_description(arrays, about)
     if "table" not in about:
         return regressor
-    table = about["table"]
-    return TableModel(table["target"], TableEncoder.from_description(table["encoder"]), regressor, table["rows"])
+    wanted = {"target": str, "rows": int, "encoder": dict, "version": Optional(str)}
+    table = checked(about["table"], wanted, "the table")
+    encoder = TableEncoder.from_description(table["encoder"])
+    if len(encoder.features) != regressor.n_features_in_:
+        raise DataError(
+            f"its columns give {len(encoder.features)} features, its networks take {regressor.n_features_in_}"
+        )
+    return TableModel(table["target"], encoder, regressor, table["rows"])
 
 
 def prepare(
-    frame: pd.DataFrame, target: str, *, missing: Missing, categorical: Iterable[str], drop: Iterable[str]
+    known: pd.DataFrame,
+    y: Array,
+    target: str,
+    *,
+    missing: Missing,
+    categorical: Collection[str],
+    drop: Collection[str],
 ) -> TableEncoder:
     """Look at a training table before any training: what each column is, or what is wrong.
+
+    Args:
+        known: Rows whose target is known, as :func:`read_target` gives them.
+        y: Their targets, ``(rows,)``.
+        target: Name of the column to predict.
+        missing: as in :meth:`TableModel.fit`.
+        categorical: as in :meth:`TableModel.fit`.
+        drop: as in :meth:`TableModel.fit`.
 
     Raises:
         DataError: The table lacks a column that is named, or cannot be learned from.
     """
-    names = list(map(str, frame))
-    for name in (target, *categorical, *drop):
+    names = list(map(str, known))
+    for name in (*categorical, *drop):
         check_column(name, names)
     if target in drop:
-        raise InputError(f"--drop: {target!r} is the target")
-    frame, y = rows_with_target(frame, target)
+        raise InputError(f"`drop`: {target!r} is the target")
     if len(y) < FEWEST_ROWS:
         raise DataError(f"{len(y)} row{'s' * (len(y) != 1)} with a target; a model needs at least {FEWEST_ROWS}")
     if np.ptp(y) == 0:
         raise DataError(f"the target {target!r} is {y[0]:g} in every row; there is nothing to predict")
     if len(names) == 1:
         raise DataError(f"no column beside the target {target!r}; a model needs something to predict from")
-    encoder = TableEncoder.learn(frame.drop(columns=target), missing=missing, categorical=categorical, drop=drop)
+    encoder = TableEncoder.learn(known.drop(columns=target), missing=missing, categorical=categorical, drop=drop)
     if not encoder.columns:
         reasons = "; ".join(f"{name!r} {reason}" for name, reason in encoder.dropped.items())
         raise DataError(f"no column is left to predict from: {reasons}")
@@ -238,25 +269,26 @@ def check_column(name: str, names: list[str]) -> None:
         raise DataError(f"there is no column {name!r}{closest(name, names) or f'; the columns are {shown}'}")
 
 
-def rows_with_target(frame: pd.DataFrame, target: str) -> tuple[pd.DataFrame, Array]:
-    """The rows whose target is known, and the targets.
+def read_target(frame: pd.DataFrame, target: str) -> tuple[pd.DataFrame, Array]:
+    """The rows whose target is known, and the targets ``(rows,)``.
 
     Raises:
-        CellError: A target is not a finite number.
+        DataError: There is no such column, or (as a :class:`CellError`) a target is not a finite number.
     """
-    frame = frame.set_axis(frame.columns.map(str), axis="columns")
+    frame = with_plain_names(frame)
     check_column(target, list(map(str, frame)))
     cells = Cells.of(frame[target])
-    return frame[~cells.missing], cells.numbers()[~cells.missing]
+    return frame[~cells.missing], cells.targets()[~cells.missing]
 
 
 def split(option: str, rows: int, share: float, seed: object) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Row numbers of a random share, and of the rest; ``option`` is what the share is called in an error."""
-    held = round(rows * share)
-    if not 0 <= share < 1 or (share and not FEWEST_ROWS <= held <= rows - FEWEST_ROWS):
+    held = round(rows * share) if 0 <= share < 1 else -1
+    if held < 0 or (share and not FEWEST_ROWS <= held <= rows - FEWEST_ROWS):
+        count = f", which is {held} of {rows}" if held >= 0 else ""
         raise InputError(
-            f"{option}: must be a share of the rows that leaves at least {FEWEST_ROWS} on both sides, "
-            f"got {share:g}, which is {held} of {rows}"
+            f"`{option}`: must be a share of the rows, below 1, that leaves at least {FEWEST_ROWS} on both sides, "
+            f"got {share:g}{count}"
         )
     order = np.random.default_rng(seed if isinstance(seed, int) else 0).permutation(rows)
     return np.sort(order[:held]), np.sort(order[held:])

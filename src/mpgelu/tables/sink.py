@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import glob
-import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mpgelu.errors import DataError, InputError
-from mpgelu.storage.files import is_special
+from mpgelu.storage.files import beside_its_place, check_writable, is_special, remove_abandoned
 
 _NUMBER = "%.8g"
 _ENDINGS = ("", ".csv", ".txt", ".parquet")
@@ -46,16 +44,19 @@ class Sink:
         if self.path is None:
             self._text = sys.stdout
             yield self
-            sys.stdout.flush()
+            self._text.flush()
             return
         check_writable(self.path)
         if is_special(self.path):
-            with self._to_file(self.path):
-                yield self
+            try:
+                with self._to_file(self.path):
+                    yield self
+            except OSError as error:
+                raise DataError(f"cannot write {self.path}: {error.strerror or error}") from error
             return
         path = self.path.resolve()
-        _remove_abandoned(path)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        remove_abandoned(path.parent, glob.escape(path.name))
+        beside = beside_its_place(path)
         try:
             with self._to_file(beside):
                 yield self
@@ -94,43 +95,3 @@ class Sink:
         else:
             table = pa.Table.from_pandas(part, self._writer.schema, preserve_index=False)
         self._writer.write_table(table)
-
-
-def check_writable(path: Path, *inputs: str | Path) -> None:
-    """Find out before hours of work that a file cannot be written; makes its folder.
-
-    Args:
-        path: of the file.
-        inputs: files that are read and must not be written over.
-
-    Raises:
-        DataError: It cannot.
-    """
-    if str(path) == "-":
-        raise DataError("cannot write this to standard output; give the name of a file")
-    if is_special(path):
-        return
-    if any(path.exists() and Path(other).exists() and path.samefile(other) for other in inputs):
-        raise DataError(f"cannot write {path}: it is read by the same command; choose another name")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror or error} (making {path.parent})") from error
-    if path.is_dir():
-        raise DataError(f"cannot write {path}: it is a folder; give the name of a file in it")
-    try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise DataError(
-            f"cannot write {path}: the folder {path.parent} cannot be written to "
-            f"({error.strerror or error}); choose another"
-        ) from error
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Remove what killed processes left of this file."""
-    for beside in path.parent.glob(f".{glob.escape(path.name)}.*"):
-        process = beside.suffix[1:]
-        if process.isdigit() and not Path("/proc", process).exists() and Path("/proc/self").exists():
-            beside.unlink(missing_ok=True)

@@ -86,14 +86,16 @@ class Source:
 
     @contextmanager
     def _opened(self) -> Iterator[BufferedReader]:
-        if self.is_standard_input:
-            yield sys.stdin.buffer  # type: ignore[misc]  # typed as any binary stream
-            return
-        if not self.path.exists():
+        if self.is_standard_input and sys.stdin is None:
+            raise DataError("standard input is closed; send a table to it, or give the name of a file")
+        if not self.is_standard_input and not self.path.exists():
             raise DataError(f"there is no file {self.name}; correct the path")
         try:
-            with self.path.open("rb") as stream:
-                yield stream
+            if self.is_standard_input:
+                yield sys.stdin.buffer  # type: ignore[misc]  # typed as any binary stream
+            else:
+                with self.path.open("rb") as stream:
+                    yield stream
         except OSError as error:
             raise DataError(f"cannot read {self.name}: {error.strerror or error}") from error
 
@@ -138,7 +140,7 @@ class Source:
             file = pq.ParquetFile(BytesIO(stream.read()) if self.is_standard_input else stream)
             total, start = file.metadata.num_rows, 0
             for batch in file.iter_batches(rows):
-                part = batch.to_pandas(types_mapper=pd.ArrowDtype, ignore_metadata=True)
+                part = _without_views(batch).to_pandas(types_mapper=pd.ArrowDtype, ignore_metadata=True)
                 part = part.loc[:, [name for name in part if not str(name).startswith("__index_level_")]]
                 part.index = pd.RangeIndex(start, start + len(part))
                 start += len(part)
@@ -164,7 +166,7 @@ class Source:
                 shown = "tab" if delimiter == "\t" else delimiter
                 raise DataError(
                     f"{self.name} has one column, {header[:100]!r}; its delimiter looks like {shown!r}: "
-                    f"give --delimiter {shown!r}"
+                    f"give `delimiter` {shown!r}"
                 )
 
     def _check_names(self, names: list[str]) -> None:
@@ -178,6 +180,17 @@ class Source:
 
 def _peek(stream: BufferedReader) -> bytes:
     return stream.peek(4)[:4]
+
+
+def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows with string views as strings, which pandas can work with."""
+    fields = [
+        field.with_type(_PLAIN[str(field.type)]) if str(field.type) in _PLAIN else field for field in batch.schema
+    ]
+    return batch.cast(pa.schema(fields))
+
+
+_PLAIN = {"string_view": pa.string(), "binary_view": pa.binary()}
 
 
 def _reason(error: Exception) -> str:

@@ -198,7 +198,7 @@ def parts(evaluation: Evaluation, target: str) -> Picture:
     """The two parts of the uncertainty along the predicted value."""
     groups = np.array_split(np.argsort(evaluation.mean), max(1, min(15, len(evaluation.mean) // 15)))
     place = np.array([evaluation.mean[rows].mean() for rows in groups])
-    kinds = (("epistemic", evaluation.epistemic, BLUE), ("aleatoric", evaluation.aleatoric, ORANGE))
+    kinds = (("epistemic", evaluation.epistemic_std, BLUE), ("aleatoric", evaluation.aleatoric_std, ORANGE))
     with _drawing() as (axes, drawn):
         for name, values, colour in kinds:
             low, middle, high = (np.array([np.quantile(values[rows], q) for rows in groups]) for q in (0.1, 0.5, 0.9))
@@ -207,14 +207,14 @@ def parts(evaluation: Evaluation, target: str) -> Picture:
         axes.set(xlabel=f"predicted {target}", ylabel="standard deviation")
         axes.set_ylim(bottom=0)
         axes.legend(loc="best")
-    share = float(np.mean(evaluation.epistemic**2) / np.mean(evaluation.stddev**2))
+    share = float(np.mean(evaluation.epistemic_std**2) / np.mean(evaluation.stddev**2))
     return Picture(
         "What the uncertainty is made of",
         "Epistemic: what the model does not know; more rows of this kind would reduce it. Aleatoric: noise in the data "
         f"that more rows cannot remove. Here {100 * share:.0f} % of the variance is epistemic. Bands hold 80 % of the "
         "rows.",
-        f"Median epistemic standard deviation {shown(float(np.median(evaluation.epistemic)), 3)}, aleatoric "
-        f"{shown(float(np.median(evaluation.aleatoric)), 3)}, drawn along the predicted {target}.",
+        f"Median epistemic standard deviation {shown(float(np.median(evaluation.epistemic_std)), 3)}, aleatoric "
+        f"{shown(float(np.median(evaluation.aleatoric_std)), 3)}, drawn along the predicted {target}.",
         drawn.source,
     )
 
