@@ -68,7 +68,7 @@ class Residual(nn.Module):
 
 def add_as_if_independent(value: FactoredMoments, other: FactoredMoments, alpha: float = 1.0) -> Any:
     """What other tools do: the covariances of the branches are added, because their sources have other names."""
-    renamed = other.map_blocks(lambda block: replace(block, variance=block.variance.clone()))
+    renamed = other.map_blocks(lambda block: replace(block, variance=block.variance.clone(), merged=()))
     return add(value, replace(other, blocks=renamed), alpha)
 
 

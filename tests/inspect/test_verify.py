@@ -43,7 +43,7 @@ def test_an_mpgelu_network_passes_at_every_layer(start: Any) -> None:
     "net",
     [
         mp.network(3, (8, 8), rate=0.2, gaussian_weights=True),
-        mp.paper_network("mpgelu", 3, rate=0.1),
+        mp.paper_network(3, rate=0.1),
         nn.Sequential(mp.Dropout(0.3, rescale=False), mp.Linear(3, 4), mp.GaussianLinear(4, 4, initial_variance=0.1)),
         nn.Sequential(mp.Linear(3, 6), nn.Sequential(mp.MPGELU(), mp.Linear(6, 1))),
     ],
@@ -277,3 +277,13 @@ def test_bad_input() -> None:
         verify(net, torch.zeros(2, 3), draws=5)
     with pytest.raises(InputError, match="linear: weight takes 3 features"):
         verify(net, torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize(("seed", "shift"), [(24, 1.0), (64, 1.0), (374, 1.5)])
+def test_units_that_are_rarely_positive_are_no_false_alarm(seed: int, shift: float) -> None:
+    """Exact layers that quantiles of the Gaussian called wrong: standard errors come from few deviations here."""
+    torch.manual_seed(seed)
+    first = mp.GaussianLinear(3, 8, initial_variance=0.05)
+    with torch.no_grad():
+        first.bias.sub_(shift)
+    assert mp.verify(nn.Sequential(first, mp.ReLU()), torch.randn(4, 3), draws=500, seed=1000 + seed).passed

@@ -10,14 +10,16 @@ from torch import nn
 import mpgelu as mp
 from mpgelu import InputError, verify
 from mpgelu.convert import from_torch
+from mpgelu.networks import FeatureScale
 
 
 @pytest.fixture
 def model() -> mp.Ensemble:
     """Four networks, two of which hardly ever drop a unit."""
     networks = [mp.network(3, (6,), rate=rate) for rate in (1e-6, 0.2, 0.2, 1e-6)]
-    scales = torch.full((3,), 50.0), torch.full((3,), 10.0), torch.tensor(0.0), torch.tensor(1.0)
-    return mp.Ensemble(mp.Stack(networks), mp.HeteroscedasticGaussian(), torch.tensor([0.4, 0.2, 0.3, 0.1]), *scales)
+    scaling = FeatureScale.standard(torch.full((3,), 50.0), torch.full((3,), 10.0))
+    weights, target = torch.tensor([0.4, 0.2, 0.3, 0.1]), (torch.tensor(0.0), torch.tensor(1.0))
+    return mp.Ensemble([mp.Stack(networks)], weights, mp.HeteroscedasticGaussian(), scaling, *target)
 
 
 def test_the_heaviest_networks_are_audited_however_rare_their_dropout(model: mp.Ensemble) -> None:
@@ -32,11 +34,13 @@ def test_the_heaviest_networks_are_audited_however_rare_their_dropout(model: mp.
 
 
 def test_an_estimator_is_not_called_wrong_on_any_seed() -> None:
-    """Networks of all the default dropout rates, from 1e-7 to 0.1."""
+    """Networks of many dropout rates."""
     generator = np.random.default_rng(0)
     X = generator.normal(size=(60, 3))
     y = X[:, 0] + generator.normal(size=60)
-    model = mp.MPGELURegressor((8, 8), steps=50, members=1, random_state=0, covariance="exact").fit(X, y)
+    model = mp.MPGELURegressor(
+        (8, 8), rate=(1e-7, 1e-3, 0.1), sigma=None, steps=50, folds=2, random_state=0, moments=mp.FactoredMoments
+    ).fit(X, y)
     for seed in range(5):
         audit = verify(model, X[:3], draws=1000, networks=1000, seed=100 * seed)
         assert audit.passed

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import torch
 from torch import Tensor, fx, nn
 
+from mpgelu.convert.measured import measure
 from mpgelu.convert.network import ConvertedNetwork
 from mpgelu.convert.operations import plan
 from mpgelu.convert.report import ConversionReport, ConvertedOperation, accuracy
@@ -29,7 +31,9 @@ def from_torch(module: nn.Module, *, example: Tensor | None = None) -> tuple[Con
 
     Args:
         module: takes one tensor ``(rows, features)`` and gives one such tensor.
-        example: inputs on which the network must agree with the module in evaluation mode; optional, a check.
+        example: inputs on which the network must agree with the module in evaluation mode; optional, a check. If the
+            module has layer normalisation, whose moments are approximated, the error is measured on it too: the
+            module is sampled 2,000 times on the first 32 rows, and the report says what was found.
 
     Returns:
         The network, and a report that says for every operation how exact it is.
@@ -78,9 +82,12 @@ def from_torch(module: nn.Module, *, example: Tensor | None = None) -> tuple[Con
             rows.append(ConvertedOperation(path, operation_of(node, root), *accuracy(layer)))
         if node.meta["random"] and (uses[node] > 1 or (branches and node.op == "placeholder")):
             network.append(node.name, _free(f"{node.name}_fork", taken), Operation(fork), (node.name,))
+    report = ConversionReport(tuple(rows), branches)
     if example is not None:
         _check_agreement(root, network, example)
-    return network, ConversionReport(tuple(rows), branches)
+        if report.approximates:
+            report = replace(report, measured=measure(root, network, example))
+    return network, report
 
 
 def _free(name: str, taken: set[str]) -> str:

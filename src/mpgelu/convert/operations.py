@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from mpgelu.convert.tracing import is_in_place, is_ours, operation_of
+from mpgelu.convert.tracing import CONVERSIONS, is_in_place, is_ours, operation_of
 from mpgelu.errors import ConversionError, InputError
 from mpgelu.layers import (
     GELU,
@@ -42,7 +42,7 @@ def plan(node: fx.Node, module: nn.Module) -> Plan:
     operands = (*node.args, *node.kwargs.values())
     if is_ours(called):
         return called, operands  # type: ignore[return-value]
-    build = _FUNCTIONS.get(node.target) if called is None else _MODULES.get(type(called))
+    build: Any = _FUNCTIONS.get(node.target) if called is None else CONVERSIONS.get(type(called))
     if build is None:
         raise ConversionError(f"{where} has no rule; {_HINTS.get(operation.rstrip('_'), _HINT)}")
     try:
@@ -100,7 +100,7 @@ def _flatten(start_dim: int = 0, end_dim: int = -1) -> nn.Module:
     return Operation(flatten, start_dim=start_dim, end_dim=end_dim)
 
 
-_MODULES: dict[type[nn.Module], Callable[[Any], Any]] = {
+CONVERSIONS |= {
     nn.Linear: _linear,
     nn.BatchNorm1d: _batch_norm,
     nn.LayerNorm: _layer_norm,

@@ -7,8 +7,14 @@ from typing import Literal
 
 from torch import nn
 
+from mpgelu.convert.measured import MeasuredError
 from mpgelu.layers import Elementwise, LayerNorm, LeakyReLU, Operation, ReLU
 from mpgelu.rules import layer_norm
+
+_UNMEASURED = (
+    "LayerNorm is linearised. In trials the root mean square error of standard deviations was 9 % in networks of 8 "
+    "units (42 % at worst), 5 % at 32 (19 %) and 2 % from 64 on (4 %); give an example to measure this network's."
+)
 
 Accuracy = Literal["exact", "quadrature", "approximated"]
 
@@ -37,10 +43,18 @@ class ConversionReport:
     Attributes:
         operations: in the order in which they run.
         branches: whether a value is used more than once, as by a residual connection.
+        measured: errors on the example, of a module whose means and variances are approximated (layer normalisation);
+            ``None`` without such a layer, without an example or without randomness.
     """
 
     operations: tuple[ConvertedOperation, ...]
     branches: bool
+    measured: MeasuredError | None = None
+
+    @property
+    def approximates(self) -> bool:
+        """Whether the means and variances of some operation are approximated."""
+        return any(row.marginals == "approximated" for row in self.operations)
 
     def __str__(self) -> str:
         """The table, with what its words mean."""
@@ -52,6 +66,10 @@ class ConversionReport:
         lines.append("Nonlinearities take their input for Gaussian; diagonal moments drop every covariance.")
         if self.branches:
             lines.append("Branches share their randomness: with factored moments their sums and joins are exact.")
+        if self.measured is not None:
+            lines.append(str(self.measured))
+        elif self.approximates:
+            lines.append(_UNMEASURED)
         return "\n".join(lines)
 
 

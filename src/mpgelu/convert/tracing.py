@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor, fx, nn
 
@@ -13,12 +14,44 @@ from mpgelu.errors import ConversionError
 CALLS = ("call_module", "call_function", "call_method")
 
 
+CONVERSIONS: dict[type[nn.Module], Callable[[Any], nn.Module]] = {}  # the layer for a module of each type
+
+
+def conversion(*types: type[nn.Module]) -> Callable[[Callable[[Any], nn.Module]], Callable[[Any], nn.Module]]:
+    """Decorate a function from a module of these types to the layer that takes moments in its place.
+
+    Types from outside the package are converted, and not looked into, once they are registered.
+
+    Args:
+        *types: Classes of modules; subclasses need a registration of their own.
+
+    Example:
+        >>> import mpgelu
+        >>> from torch import nn
+        >>> class Doubled(nn.Linear):
+        ...     def forward(self, x):
+        ...         return 2 * super().forward(x)
+        >>> @conversion(Doubled)
+        ... def _(module):
+        ...     layer = mpgelu.Linear(module.in_features, module.out_features)
+        ...     layer.load_state_dict({name: 2 * tensor for name, tensor in module.state_dict().items()})
+        ...     return layer
+        >>> network, report = mpgelu.from_torch(nn.Sequential(Doubled(3, 2)))
+    """
+
+    def register(build: Callable[[Any], nn.Module]) -> Callable[[Any], nn.Module]:
+        CONVERSIONS.update(dict.fromkeys(types, build))
+        return build
+
+    return register
+
+
 class Tracer(fx.Tracer):
-    """Looks into every module but those of torch and of this library."""
+    """Looks into every module but those of torch, of this library, and those with a conversion."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str = "") -> bool:
         """Whether a module is one operation."""
-        return is_ours(m) or super().is_leaf_module(m, module_qualified_name)
+        return is_ours(m) or type(m) in CONVERSIONS or super().is_leaf_module(m, module_qualified_name)
 
 
 def is_ours(module: nn.Module | None) -> bool:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from onnx import TensorProto
 from scipy.special import ndtri
 
 from mpgelu.export.graph import Graph, Value
@@ -16,27 +17,34 @@ from mpgelu.predictive.nodes import normal_nodes
 
 _TINY = 1e-30  # below every density and standard deviation that float32 tells from zero
 _CLOSE = 1e-5  # error of the distribution function after which one more step is exact to rounding
+_EXACT = 1e-6  # error that is rounding
+_FOUND = -1.0  # stands for the error of rows that need no further steps
+_THINNEST = 0.03  # density, of that of the Gaussian at the same level, below which a step is not trusted
 _NEAR = 1e-3  # error after which steps need no watching
 _PATIENCE = 4  # steps before they are watched
-_MOST_STEPS = 60
+_MOST_STEPS = 120  # more than bisection needs from the largest numbers to neighbours
 _MARGIN = 1.001  # of bounds that hold without rounding
+_LARGEST = 3e38  # close to the largest float32
+_SMALLEST = 1e-36  # close to the smallest normal float32; as a variance it is none
+_NEIGHBOURS = 3e-7  # relative distance of bounds between which there is nothing left to find
+_FARTHEST = 1e4  # standardised distance beyond which everything is exactly zero
 
 
 class Distribution(NamedTuple):
     """Summary of the predictive distribution, each ``(rows,)``.
 
     Args:
-        mean: of the target.
-        stddev: of the target.
-        epistemic: variance from not knowing the function.
-        aleatoric: variance of the noise.
-        quantiles: minus the mean, ``(levels, rows)``.
+        mean: Mean of the target.
+        stddev: Its standard deviation.
+        epistemic_std: Standard deviation from not knowing the function.
+        aleatoric_std: Standard deviation of the noise.
+        quantiles: Quantiles minus the mean, ``(levels, rows)``.
     """
 
     mean: Value
     stddev: Value
-    epistemic: Value
-    aleatoric: Value
+    epistemic_std: Value
+    aleatoric_std: Value
     quantiles: Value | None
 
 
@@ -61,7 +69,7 @@ def distribution(
     aleatoric = _average(aleatorics, weights)
     stddev = (epistemic + aleatoric).sqrt()
     quantiles = _quantiles(outputs, mean, stddev, weights, noise_variance, levels, nodes) if levels else None
-    return Distribution(mean, stddev, epistemic, aleatoric, quantiles)
+    return Distribution(mean, stddev, epistemic.sqrt(), aleatoric.sqrt(), quantiles)
 
 
 def _aleatoric(outputs: Outputs, noise_variance: float | None) -> Value:
@@ -75,7 +83,7 @@ def _average(value: Value, weights: Array) -> Value:
     """Over the networks."""
     if len(weights) == 1:
         return value
-    return value.op("ReduceMean", [0], keepdims=0) if np.ptp(weights) == 0 else (value * weights[:, None]).sum(0)
+    return value.graph.op("MatMul", weights[None], value).op("Squeeze", [0])
 
 
 def _quantiles(
@@ -106,7 +114,8 @@ def _quantiles(
     outputs, centers = _by_row(outputs, len(weights)), None
     if len(weights) > 1:
         centers = outputs.mean.take(0) - mean.reshape(-1, 1, 1)  # (rows, M, 1)
-        stddevs = (outputs.variance.take(0) + _aleatoric(outputs, noise_variance)).sqrt()
+        noise = None if noise_variance is None else max(noise_variance, _SMALLEST)
+        stddevs = (outputs.variance.take(0) + _aleatoric(outputs, noise)).sqrt()
         members = _Mixture.of(centers, stddevs, weights[:, None], levels)
         y = y - members.step(y).halley if noise_variance is None else _root(members, y, deviation)
     if noise_variance is None:
@@ -136,10 +145,10 @@ def _over_noise(outputs: Outputs, centers: Value | None, z: Array) -> tuple[Valu
     conditional, deviation = outputs.variance.take(0), outputs.variance.take(1).sqrt()
     if outputs.correlated:
         slope = outputs.variance.take(2) / (deviation + _TINY)
-        conditional = (conditional - slope.square()).op("Relu")
+        conditional = conditional - slope.square()
         centers = slope * z if centers is None else slope * z + centers
     noise = (deviation * (np.sqrt(2) * z) + outputs.mean.take(1)).exp()
-    return centers, (noise + conditional).sqrt()
+    return centers, (noise + conditional.op("Max", _SMALLEST)).sqrt()
 
 
 class _Step(NamedTuple):
@@ -154,11 +163,12 @@ class _Mixture(NamedTuple):
     """A mixture of Gaussians with mean zero, whose quantiles are wanted.
 
     Args:
-        means: of the components, ``(rows, M, nodes)``; ``None`` if they are zero.
-        precisions: inverse standard deviations over the root of two, of the same shape.
-        heights: of the components' densities, of the same shape.
-        weights: of the components, ``(M, nodes)``.
-        levels: probabilities ``(levels, 1, 1, 1)``.
+        means: Means of the K components, ``(rows, 1, K)``; ``None`` if they are zero.
+        precisions: Inverse standard deviations over the root of two, of the same shape.
+        heights: Heights of the components' densities, of the same shape.
+        weights: Weights of the components, ``(K, 1)``. Sums are products of matrices, which onnxruntime also gets right
+            for no rows.
+        levels: Probabilities ``(levels, 1, 1, 1)``.
     """
 
     means: Value | None
@@ -169,30 +179,44 @@ class _Mixture(NamedTuple):
 
     @staticmethod
     def of(means: Value | None, stddevs: Value, weights: Array, levels: Sequence[float]) -> _Mixture:
+        """From means and standard deviations that broadcast to ``(rows, M, nodes)``, and weights ``(M, nodes)``."""
         precisions = stddevs.graph.op("Div", np.full_like(weights, np.sqrt(0.5)), stddevs)
-        heights = precisions * (weights / np.sqrt(np.pi))
+        if len(weights) > 1:
+            means = None if means is None else (means + np.zeros_like(weights)).reshape(0, 1, weights.size)
+            precisions = precisions.reshape(0, 1, weights.size)
+        weights = weights.reshape(-1, 1)
+        heights = precisions * (weights.T / np.sqrt(np.pi))
         return _Mixture(means, precisions, heights, weights, np.asarray(levels)[:, None, None, None])
 
     def excess(self, y: Value) -> Value:
         """Distribution function minus the levels."""
         return self._excess(self._ratio(y))
 
-    def step(self, y: Value) -> _Step:
-        """A step of Newton that knows the slope of the density."""
+    def step(self, y: Value, thinnest: Value | float = _TINY, far: bool = False) -> _Step:
+        """A step of Newton that knows the slope of the density.
+
+        Args:
+            y: Places ``(levels, rows, 1, 1)``.
+            thinnest: Lower bound of the density, which bounds the step.
+            far: Whether components may be so narrow that standardised distances overflow, which costs one more node.
+        """
         ratio = self._ratio(y)
+        if far:
+            ratio = ratio.op("Clip", -_FARTHEST, _FARTHEST)
         excess = self._excess(ratio)
         bells = (ratio * ratio).op("Neg").exp() * self.heights
-        density = bells.sum(-2, -1, keep=True).op("Max", _TINY)
-        descent = (bells * (ratio * self.precisions)).sum(-2, -1, keep=True)
+        density = self._sum(bells).op("Max", thinnest)
+        descent = self._sum(bells * (ratio * self.precisions))
         return _Step(excess, density, excess / (excess / density * descent + density))
 
     def _ratio(self, y: Value) -> Value:
         return (y if self.means is None else y - self.means) * self.precisions
 
     def _excess(self, ratio: Value) -> Value:
-        erf, weights = ratio.op("Erf"), self.weights / 2
-        total = erf @ weights.T if len(weights) == 1 else (erf * weights).sum(-2, -1, keep=True)
-        return total + (0.5 - self.levels)
+        return ratio.op("Erf") @ (self.weights / 2) + (0.5 - self.levels)
+
+    def _sum(self, value: Value) -> Value:
+        return value @ np.ones_like(self.weights)
 
 
 def _root(mixture: _Mixture, start: Value, stddev: Value) -> Value:
@@ -200,37 +224,65 @@ def _root(mixture: _Mixture, start: Value, stddev: Value) -> Value:
 
     Most times a step from a good guess and a correction are enough. If not, more follow, kept between bounds that close
     in; should it take long, bisection steps in wherever the error was not halved. The first bounds are Cantelli's,
-    which hold for every distribution.
+    which hold for every distribution, or the largest numbers where the variance overflows. Rows that are found stay as
+    they are, and rows whose guess is no number start in the middle.
 
     Args:
-        mixture: the distribution.
-        start: first guess, ``(levels, rows, 1, 1)``.
-        stddev: of the mixture, ``(rows, 1, 1)``.
+        mixture: The distribution.
+        start: First guess, ``(levels, rows, 1, 1)``.
+        stddev: Standard deviation of the mixture, ``(rows, 1, 1)``.
     """
     odds = np.sqrt(mixture.levels / (1 - mixture.levels))
-    first = mixture.step(start)
+    gaussian = np.exp(-0.5 * ndtri(mixture.levels) ** 2) / np.sqrt(2 * np.pi)
+    usual = start.graph.op("Div", gaussian, stddev)
+    first = mixture.step(start, usual * _THINNEST)
     place = start - first.halley
     excess = mixture.excess(place)
 
     def step(graph: Graph, count: Value, values: Sequence[Value]) -> tuple[Value, Sequence[Value]]:
         y, lower, upper, before = values
         begin, early = count.op("Equal", 0), count.op("Less", _PATIENCE)
-        lower = begin.op("Where", graph.op("Mul", stddev, -_MARGIN / odds), lower)
-        upper = begin.op("Where", graph.op("Mul", stddev, _MARGIN * odds), upper)
-        y = y.op("Min", upper).op("Max", lower)
-        found = mixture.step(y)
+        found_before = before.op("LessOrEqual", begin.op("Where", _CLOSE, _FOUND))
+        lower = begin.op("Where", graph.op("Mul", stddev, -_MARGIN / odds).op("Max", -_LARGEST), lower)
+        upper = begin.op("Where", graph.op("Mul", stddev, _MARGIN * odds).op("Min", _LARGEST), upper)
+        y = _inside(y, lower, upper).op("Where", y, _middle(lower, upper, count))
+        found = mixture.step(y, far=True)
         below, error = found.excess.op("Less", 0.0), found.excess.op("Abs")
         lower, upper = below.op("Where", y, lower), below.op("Where", upper, y)
         following = y - found.halley
-        inside = following.op("LessOrEqual", upper).op("And", following.op("GreaterOrEqual", lower))
         good = error.op("LessOrEqual", (before * 0.5).op("Max", _NEAR)).op("Or", early)
-        following = inside.op("And", good).op("Where", following, (lower + upper) * 0.5)
-        return _go_on(error), (following, lower, upper, error)
+        good = _inside(following, lower, upper).op("And", good)
+        following = good.op("Where", following, _middle(lower, upper, count))
+        size = lower.op("Abs").op("Max", upper.op("Abs"))
+        closed = (upper - lower).op("Greater", size * _NEIGHBOURS).op("Not")  # also where they are no numbers
+        at_bound = closed.op("And", size.op("Greater", _LARGEST / 2)).op("Where", y * 4.0, y)  # infinite beyond it
+        done = closed.op("Or", error.op("Max", before).op("LessOrEqual", _EXACT))  # twice, lest it was by chance
+        following, error = done.op("Where", at_bound, following), done.op("Where", _FOUND, error)
+        following, error = found_before.op("Where", values[0], following), found_before.op("Where", _FOUND, error)
+        return _go_on(error, _FOUND), (following, lower, upper, error)
 
-    y, error = place - excess / first.density, excess.op("Abs")
-    return start.graph.loop(step, _MOST_STEPS, _go_on(error), (y, y, y, error))[0]
+    y = place - excess / first.density
+    error = excess.op("Abs") * (usual / first.density).op("Max", 1.0)  # where the density is thin a little is much
+    return start.graph.loop(step, _MOST_STEPS, _go_on(error, _CLOSE), (y, y, y, error))[0]
 
 
-def _go_on(error: Value) -> Value:
-    """While it is not small everywhere."""
-    return error.op("ReduceMax", keepdims=0).op("Greater", _CLOSE)
+def _inside(y: Value, lower: Value, upper: Value) -> Value:
+    """Whether y lies between the bounds; false where it is no number."""
+    return y.op("LessOrEqual", upper).op("And", y.op("GreaterOrEqual", lower))
+
+
+def _middle(lower: Value, upper: Value, count: Value) -> Value:
+    """Half way between bounds, in even rounds by difference and in odd ones by ratio, zero if their signs differ.
+
+    The first is better for bounds of the same size, the second for those of different ones.
+    """
+    same = (lower.op("Sign") + upper.op("Sign")).op("Sign")
+    sizes = (bound.op("Abs").op("Max", _SMALLEST).sqrt() for bound in (lower, upper))
+    ratio = next(sizes) * next(sizes) * same
+    return count.op("Mod", 2).op("Equal", 0).op("Where", lower * 0.5 + upper * 0.5, ratio)
+
+
+def _go_on(error: Value, small: float) -> Value:
+    """While it is not small everywhere; no rows are small, and what is no number is not."""
+    large = error.op("LessOrEqual", small).op("Not").op("Cast", to=TensorProto.FLOAT)
+    return large.op("ReduceSum", keepdims=0).op("Greater", 0.0)

@@ -6,27 +6,30 @@ import json
 import os
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from mpgelu.errors import InputError
-from mpgelu.estimators import conformal
-from mpgelu.estimators.ensemble import Ensemble
-from mpgelu.estimators.recipe import Covariance
-from mpgelu.estimators.regressor import MPGELURegressor
-from mpgelu.inspect.parts import Parts, parts_of
-from mpgelu.likelihoods import Gaussian, HeteroscedasticGaussian
+from mpgelu.estimators import Ensemble, MPGELURegressor, conformal
+from mpgelu.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
+from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
+from mpgelu.networks import Parts, parts_of
 from mpgelu.storage.files import write_atomically
 from mpgelu.tables.cells import MISSING
 from mpgelu.tables.model import TableModel
 
+Array = NDArray[np.float64]
+
 _ROUNDING = 1e-7  # of a standardised feature
 _FOLDED = 1e6  # larger scales of features are not left to weights, lest squares overflow
+_FARTHEST = 1e15  # scales from the centre, whose square float32 holds
 _NODES = 32  # components of each network's mixture over the noise, as in the library
 
 
@@ -36,15 +39,15 @@ def export_onnx(
     levels: Sequence[float] = (0.05, 0.5, 0.95),
     *,
     features: int | Sequence[str] | None = None,
-    likelihood: Gaussian | HeteroscedasticGaussian | None = None,
-    covariance: Covariance = "exact",
+    likelihood: Likelihood | None = None,
+    moments: type[Moments] = FactoredMoments,
 ) -> None:
     """Write a model as one ONNX graph, which onnxruntime runs without torch and without this library.
 
     The graph takes ``features``, raw ones, float32 ``(rows, n)``, any number of rows at a time. Scales, networks,
-    moments and likelihood are inside. It gives, float32 and in the unit of the target, ``mean``, ``stddev``,
-    ``epistemic`` and ``aleatoric`` (variances), each ``(rows,)``, and ``quantiles`` ``(rows, len(levels))``. Its
-    metadata hold the texts ``feature_names`` and ``levels``, both JSON, and ``version``.
+    moments and likelihood are inside. It gives, float32 and in the unit of the target, ``mean``, ``stddev`` and its two
+    parts ``epistemic_std`` and ``aleatoric_std``, all standard deviations ``(rows,)``, and ``quantiles``
+    ``(rows, len(levels))``. Its metadata hold the texts ``feature_names`` and ``levels``, both JSON, and ``version``.
 
     A calibrated estimator also gives ``lower`` and ``upper``, the ends of its calibrated interval, whose level is what
     lies between the first of the levels and the last, so long as these are symmetric: 0.9 by default. The features of
@@ -58,12 +61,14 @@ def export_onnx(
     takes longer and gives more nodes.
 
     Args:
-        model: a fitted estimator or model of a table, an ensemble, or a network.
-        path: of the file.
-        levels: probabilities of the quantiles, strictly between 0 and 1; may be empty.
-        features: names of the features, or how many; estimators and networks with a linear layer know how many.
-        likelihood: of a network; by default heteroscedastic for two outputs, Gaussian of unit noise for one.
-        covariance: how a network propagates moments; an estimator or ensemble knows.
+        model: A fitted estimator or model of a table, an ensemble, or a network.
+        path: File to write.
+        levels: Probabilities of the quantiles, strictly between 0 and 1; may be empty.
+        features: Names of the features, or how many; estimators and networks with a linear layer know how many.
+        likelihood: What the outputs of a network mean. By default heteroscedastic for two outputs. A network with one
+            output does not say how large the noise is, so it needs ``Gaussian(noise_variance)``. Estimators and
+            ensembles have their own.
+        moments: The type that a network propagates; an estimator or ensemble knows.
 
     Example:
         >>> import mpgelu, numpy, onnxruntime
@@ -78,7 +83,6 @@ def export_onnx(
     if not all(0 < level < 1 for level in levels):
         raise InputError(f"export_onnx: levels must lie strictly between 0 and 1, got {levels}")
     try:
-        from mpgelu.export.distribution import distribution
         from mpgelu.export.graph import Graph
     except ImportError as error:
         raise InputError(f"export_onnx: needs the package {error.name}; pip install 'mpgelu[onnx]'") from error
@@ -89,28 +93,71 @@ def export_onnx(
             "missing": json.dumps(sorted(MISSING)),
             "target": model.target,
         }
-        model, features = model.regressor, model.encoder.features
-    parts = parts_of("export_onnx", model, features=features, likelihood=likelihood, covariance=covariance)
+    parts = parts_of(model, "export_onnx", features=features, likelihood=likelihood, moments=moments)
+    _check_likelihood(model, parts, likelihood)
     graph = Graph()
-    offset = parts.target_mean if len(parts.networks) == 1 and not levels else 0.0  # where no digits are lost by it
-    outputs = _outputs(graph.value("features"), parts, offset, cross=bool(levels))
-    noise = None
-    if isinstance(parts.likelihood, Gaussian):
-        noise = parts.likelihood.noise_variance.item() * parts.target_scale**2
-    found = distribution(outputs, parts.weights.numpy(), noise, levels, _NODES)
-    rest = parts.target_mean - offset
-    mean = found.mean + rest if rest else found.mean
-    results: dict[str, Any] = {"mean": (mean, ["rows"])}
-    results |= {name: (getattr(found, name), ["rows"]) for name in ("stddev", "epistemic", "aleatoric")}
-    if found.quantiles is not None:
-        results["quantiles"] = ((found.quantiles + mean).op("Transpose", perm=[1, 0]), ["rows", len(levels)])
-    stddevs = _calibrated(getattr(model, "calibration_scores_", None), levels)
+    results = _results(graph.value("features"), parts, levels)
+    stddevs = _calibrated(parts.calibration_scores, levels)
     if stddevs is not None:
-        width = found.stddev * stddevs
+        (mean, _), (stddev, _) = results["mean"], results["stddev"]
+        width = stddev * stddevs
         results |= {"lower": (mean - width, ["rows"]), "upper": (mean + width, ["rows"])}
     about |= {"feature_names": json.dumps(list(parts.feature_names))}
     content = graph.model({"features": ["rows", len(parts.feature_names)]}, results, about).SerializeToString()
     write_atomically(Path(path), content)
+
+
+def _results(features: Any, parts: Parts, levels: Sequence[float]) -> dict[str, Any]:
+    """Every output of the graph by its name, with its shape."""
+    from mpgelu.export import traced
+    from mpgelu.export.distribution import distribution
+
+    names = ("mean", "stddev", "epistemic_std", "aleatoric_std")
+    if not isinstance(parts.likelihood, Gaussian | HeteroscedasticGaussian):
+        found = traced.whole(features, parts, levels)
+        results: dict[str, Any] = {name: (value, ["rows"]) for name, value in zip(names, found, strict=False)}
+        return results | ({"quantiles": (found[4], ["rows", len(levels)])} if levels else {})
+    offset = parts.target_mean if len(parts.networks) == 1 and not levels else 0.0  # where no digits are lost by it
+    outputs, weights, nodes = _outputs(features, parts, offset, cross=bool(levels))
+    noise = None
+    if isinstance(parts.likelihood, Gaussian):
+        noise = parts.likelihood.noise_variance.item() * parts.target_scale**2
+    summary = distribution(outputs, weights, noise, levels, nodes)
+    rest = parts.target_mean - offset
+    mean = summary.mean + rest if rest else summary.mean
+    results = {"mean": (mean, ["rows"])} | {name: (getattr(summary, name), ["rows"]) for name in names[1:]}
+    if summary.quantiles is not None:
+        results["quantiles"] = ((summary.quantiles + mean).op("Transpose", perm=[1, 0]), ["rows", len(levels)])
+    return results
+
+
+def _check_likelihood(
+    model: MPGELURegressor | TableModel | Ensemble | nn.Module, parts: Parts, given: Likelihood | None
+) -> None:
+    """Refuse what the graph could not hold, or would hold without being asked."""
+    held: object = parts.likelihood  # whatever a user gave
+    if not isinstance(held, Likelihood):
+        came = type(held).__name__
+        raise InputError(f"export_onnx: likelihood must be a Likelihood, such as HeteroscedasticGaussian(), got {came}")
+    outputs = parts.likelihood.outputs
+    if not isinstance(model, nn.Module) or isinstance(model, Ensemble):
+        if given is not None:
+            raise InputError("export_onnx: likelihood is for networks; this model has its own, leave it out")
+        return
+    like = next(parts.networks[0].parameters(), torch.empty(0))
+    with torch.no_grad():
+        found = parts.networks[0](like.new_zeros(1, len(parts.feature_names))).shape[-1]
+    if found != outputs:
+        other = "HeteroscedasticGaussian()" if found == 2 else "Gaussian(noise_variance)"
+        raise InputError(
+            f"export_onnx: {type(parts.likelihood).__name__} takes {outputs} output{'s' * (outputs > 1)}, "
+            f"but the network has {found}; give likelihood={other}"
+        )
+    if outputs == 1 and given is None:
+        raise InputError(
+            "export_onnx: a network with one output does not say how large the noise is; "
+            "give likelihood=Gaussian(noise_variance), the one that it was trained with"
+        )
 
 
 def _columns(model: TableModel) -> list[dict[str, Any]]:
@@ -132,27 +179,60 @@ def _calibrated(scores: NDArray[np.float64] | None, levels: Sequence[float]) -> 
 
 
 def _centred(features: Any, parts: Parts) -> Any:
-    """Features without their means; where float32 rounds a mean, the rest is subtracted from the difference."""
-    mean, scale = parts.feature_mean.numpy(), parts.feature_scale.numpy()
-    rest = mean - mean.astype(np.float32)
-    x = features - mean if mean.any() else features
+    """Features without their centres; where float32 rounds a centre, the rest is subtracted from the difference."""
+    center, scale = parts.scaling.center.numpy(), parts.scaling.scale.numpy()
+    rest = center - center.astype(np.float32)
+    x = features - center if center.any() else features
     return x - rest if np.abs(rest / scale).max() > _ROUNDING else x
 
 
-def _outputs(features: Any, parts: Parts, offset: float, cross: bool) -> Any:
-    """Moments of the networks' outputs in the target's unit: the mean times its scale, the log-variance shifted."""
+def _outputs(features: Any, parts: Parts, offset: float, cross: bool) -> tuple[Any, Array, int]:
+    """Moments of what is mixed, in the target's unit: the mean times its scale, the log-variance shifted.
+
+    Returns:
+        The moments, the weights of what is mixed, and the components of each of its distributions over the noise.
+    """
     from mpgelu.export import perceptron, traced
     from mpgelu.export.layers import layers_of
 
     two = isinstance(parts.likelihood, HeteroscedasticGaussian)
     scale = np.array([parts.target_scale, 1.0] if two else [parts.target_scale])
     shift = np.array([offset, 2 * np.log(parts.target_scale)] if two else [offset])
-    x, unit = _centred(features, parts), parts.feature_scale.numpy()
-    layers = layers_of(parts.networks)
+    x, unit, weights = _centred(features, parts), parts.scaling.scale.numpy(), parts.weights.numpy()
+    limited = parts.scaling.limit < _FARTHEST
+    layers = layers_of(parts.networks) if parts.noise is None and not limited else None
     if layers is None or unit.min() < 1 / _FOLDED or unit.max() > _FOLDED:
         x, unit = x * (1 / unit), np.ones_like(unit)
-    if layers is None:
-        return traced.outputs(x, parts.networks, parts.covariance, scale, shift)
-    layers[0] = layers[0].of_inputs(unit)
-    layers[-1] = layers[-1].scaled(scale, shift)
-    return perceptron.exact(x, layers, cross) if parts.covariance == "exact" else perceptron.diagonal(x, layers)
+    if layers is not None:
+        layers[0] = layers[0].of_inputs(unit)
+        layers[-1] = layers[-1].scaled(scale, shift)
+        run = perceptron.diagonal if parts.moments is DiagonalMoments else partial(perceptron.exact, cross=cross)
+        return run(x, layers), weights, _NODES
+    z = _limited(x, float(parts.scaling.limit)) if limited else x
+    if parts.members is None or _is_plain(parts):
+        return traced.outputs(z, parts.networks, parts.moments, scale, shift), weights, _NODES
+    extra = _extrapolation(x, parts)
+    outputs = traced.member_outputs(z, parts.members, len(parts.feature_names), scale, shift, extra)
+    return outputs, torch.as_tensor(parts.members.weights).numpy(), 1 if parts.noise is not None else _NODES
+
+
+def _is_plain(parts: Parts) -> bool:
+    """Whether a model mixes just what its networks give."""
+    own = type(parts.likelihood) is HeteroscedasticGaussian and parts.noise is None
+    return own and parts.spread == 1 and not parts.scaling.reach
+
+
+def _limited(x: Any, limit: float) -> Any:
+    """The smooth limit of :class:`FeatureScale`."""
+    z = x.op("Clip", -_FARTHEST, _FARTHEST)
+    return z / ((z * (1 / limit)).square() + 1.0).sqrt()
+
+
+def _extrapolation(x: Any, parts: Parts) -> Any | None:
+    """Variance in the target's unit, ``(rows,)``, of rows outside the training data; see :class:`FeatureScale`."""
+    scaling, reach = parts.scaling, float(parts.scaling.reach) * parts.target_scale
+    if not reach:
+        return None
+    z = x.op("Clip", -_FARTHEST, _FARTHEST)
+    distance = (scaling.lower.numpy() - z).op("Relu") + (z - scaling.upper.numpy()).op("Relu")
+    return ((distance + 1.0).op("Log") * reach).square().op("ReduceSum", [1], keepdims=0)

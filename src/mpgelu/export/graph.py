@@ -239,7 +239,3 @@ class Value:
     def pick(self, indices: Sequence[int]) -> Value:
         """Some entries of the first dimension."""
         return self.op("Gather", indices, axis=0)
-
-    def sum(self, *axes: int, keep: bool = False) -> Value:
-        """Sum over dimensions, which vanish, or are of size one."""
-        return self.op("ReduceSum", axes, keepdims=int(keep))

@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mpgelu.layers import MPGELU, Dropout, GaussianLinear, Linear
+from mpgelu.layers import GaussianLinear, Linear
+from mpgelu.networks.description import Description, MaskedLinear, describe, is_describable, perceptron_of
 from mpgelu.rules.dropout import mask_moments
 
 Array = NDArray[np.float64]
@@ -92,24 +93,21 @@ def layers_of(networks: Sequence[nn.Module]) -> list[Layer] | None:
 
 def _parts(network: nn.Module) -> list[tuple[Tensor, ...]] | None:
     """Weight, bias, their variances, mean and variance of the mask of every linear layer."""
-    found: list[tuple[Tensor, ...]] = []
-    mask: tuple[Tensor | float, Tensor | float] = (1.0, 0.0)
-    expected: tuple[type[nn.Module], ...] = (Dropout, Linear, GaussianLinear)
-    for module in network.children() if type(network) is nn.Sequential else ():
-        if type(module) not in expected:
-            return None
-        if isinstance(module, Dropout):
-            mask, expected = mask_moments(module.rate.double(), module.rescale), (Linear, GaussianLinear)
-        elif isinstance(module, Linear | GaussianLinear):
-            weight = module.weight.double()
-            bias = weight.new_zeros(len(weight)) if module.bias is None else module.bias.double()
-            variances = (torch.zeros_like(weight), torch.zeros_like(bias))
-            if isinstance(module, GaussianLinear):
-                held = module.bias_variance
-                variances = module.weight_variance.double(), variances[1] if held is None else held.double()
-            numbers = (torch.as_tensor(part, dtype=torch.float64).reshape(1, 1) for part in mask)
-            found.append((weight.mT, bias[None], variances[0].mT, variances[1][None], *numbers))
-            mask, expected = (1.0, 0.0), (MPGELU,)
-        else:
-            expected = (Dropout, Linear, GaussianLinear)
-    return found if expected == (MPGELU,) else None
+    found = perceptron_of(describe(network)) if is_describable(network) else None
+    if found is None or found.nonlinearity not in (None, Description("MPGELU")):
+        return None
+    return [_numbers(network, layer) for layer in found.layers]
+
+
+def _numbers(network: nn.Module, layer: MaskedLinear) -> tuple[Tensor, ...]:
+    module = network.get_submodule(layer.name)
+    assert isinstance(module, Linear | GaussianLinear)
+    weight = module.weight.double()
+    bias = weight.new_zeros(len(weight)) if module.bias is None else module.bias.double()
+    variances = torch.zeros_like(weight), torch.zeros_like(bias)
+    if isinstance(module, GaussianLinear):
+        held = module.bias_variance
+        variances = module.weight_variance.double(), variances[1] if held is None else held.double()
+    rate = network.get_buffer(f"{layer.dropout}.rate").double() if layer.dropout else torch.zeros(()).double()
+    mask = (torch.as_tensor(part, dtype=torch.float64).reshape(1, 1) for part in mask_moments(rate, layer.rescale))
+    return weight.mT, bias[None], variances[0].mT, variances[1][None], *mask

@@ -204,8 +204,8 @@ def _nonzero(bias: Array) -> Array:
     return np.where(np.abs(bias) < _TINY, _TINY, bias)
 
 
-def _to_sources(x: Value, units: Sequence[_Unit], layers: Sequence[Layer]) -> list[Value]:
-    """What sources of noise do to the outputs, times their deviations, ``(outputs, M, rows, sources)`` each.
+def _to_sources(x: Value, units: Sequence[_Unit], layers: Sequence[Layer]) -> list[tuple[Value, int]]:
+    """What sources of noise do to the outputs, times their deviations, ``(outputs, M, rows, sources)``, and how many.
 
     All but the residuals of the last units, which are next to the outputs.
     """
@@ -214,10 +214,10 @@ def _to_sources(x: Value, units: Sequence[_Unit], layers: Sequence[Layer]) -> li
     backward = units[-1].keep * _by_output(weight)  # (outputs, M, rows, units)
     for unit, layer in zip(units[-2::-1], layers[-2:0:-1], strict=True):
         backward = backward @ _single(layer.mean_weight.swapaxes(1, 2))
-        found.append(backward * unit.residual.sqrt())
+        found.append((backward * unit.residual.sqrt(), layer.before))
         backward = backward * unit.keep
     if layers[0].noise.any():
-        found.append(backward @ _single(layers[0].noise_weight.swapaxes(1, 2)) * x)
+        found.append((backward @ _single(layers[0].noise_weight.swapaxes(1, 2)) * x, layers[0].before))
     return found
 
 
@@ -226,7 +226,7 @@ def _outputs(
     fluctuation: Value,
     last: Layer,
     weight: Array,
-    sources: Sequence[Value] = (),
+    sources: Sequence[tuple[Value, int]] = (),
     cross: bool = False,
 ) -> Outputs:
     """The last layer.
@@ -245,11 +245,10 @@ def _outputs(
     weight = weight * scale
     variance: Value | None = None
     if sources:
-        joined = sources[0].op("Concat", *sources[1:], axis=-1) if len(sources) > 1 else sources[0]
-        if correlated:
-            variance = (joined.pick(first) * joined.pick(second)).sum(-1)
-        else:
-            variance = _sum_of_squares(joined, len(weight))
+        values, sizes = zip(*sources, strict=True)
+        joined = values[0].op("Concat", *values[1:], axis=-1) if len(values) > 1 else values[0]
+        products = joined.pick(first) * joined.pick(second) if correlated else joined.square()
+        variance = _sum(products, sum(sizes))
     variance = _to_outputs(fluctuation, weight[..., first] * weight[..., second], variance)
     if last.weight_variance is not None:
         apart = (scale**2)[first] * np.equal(first, second)
@@ -282,7 +281,7 @@ def _to_outputs(value: Value, weight: Array, bias: Array | Value | None = None) 
     if isinstance(bias, np.ndarray):
         bias = value.graph.constant(bias[0].T if len(weight) == 1 else bias.transpose(2, 0, 1))
     if len(weight) > 1:
-        return _plus((value * _by_output(weight)).sum(-1), bias)
+        return _plus(_sum(value * _by_output(weight), weight.shape[1]), bias)
     return value.graph.op("Gemm", weight[0].T, value, *([] if bias is None else [bias]), transB=1)
 
 
@@ -312,9 +311,9 @@ def _mask_ratio(layer: Layer) -> Array:
     return ratio[0, 0, 0, ...] if np.ptp(ratio) == 0 else ratio
 
 
-def _sum_of_squares(value: Value, count: int) -> Value:
-    """Over the last dimension; the one node is slower than two where there is much to sum."""
-    return value.op("ReduceSumSquare", [-1], keepdims=0) if count == 1 else value.square().sum(-1)
+def _sum(value: Value, size: int) -> Value:
+    """Over the last dimension of that size, by a product of matrices: onnxruntime does not reduce arrays of no rows."""
+    return (value @ np.ones((size, 1))).op("Squeeze", [-1])
 
 
 def _plus(value: Value, more: Value | Array | float | None) -> Value:

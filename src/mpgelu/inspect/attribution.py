@@ -18,16 +18,31 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from mpgelu.errors import InputError
-from mpgelu.inspect.parts import Parts, parts_of, without_table
-from mpgelu.layers import MPGELU, Dropout, GaussianLinear
-from mpgelu.likelihoods import Gaussian, HeteroscedasticGaussian
-from mpgelu.moments import FactoredMoments
-from mpgelu.rules import fork, gaussian_linear, keep_probability, linear, mpgelu, multiply
+from mpgelu.estimators.measurement import checked_errors, main_effects, moved
+from mpgelu.layers import MPGELU, Dropout, GaussianLinear, Periodic
+from mpgelu.likelihoods import Likelihood
+from mpgelu.moments import DiagonalMoments, FactoredMoments
+from mpgelu.networks import Parts, is_random, parts_of
+from mpgelu.rules import (
+    add,
+    elementwise,
+    fork,
+    gaussian_linear,
+    keep_probability,
+    linear,
+    mpgelu,
+    multiply,
+    periodic,
+    scale,
+)
+from mpgelu.rules.elementwise import Activation
+from mpgelu.rules.periodic import fit_apart
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _KINDS: dict[type[nn.Module], str] = {Dropout: "dropout", MPGELU: "mpgelu", GaussianLinear: "weights"}
+_JOINTLY = "jointly"  # the unit of what errors of several features do together
 _ENTRIES = 2**22  # of the factors held at a time
 _COLUMNS = ["row", "kind", "layer", "unit", "variance", "share"]
 
@@ -41,6 +56,9 @@ class _Source:
     units: tuple[str, ...]
 
 
+_NOISE, _DISAGREEMENT = _Source("noise", "", ("",)), _Source("disagreement", "", ("",))
+
+
 def attribute(
     model: Any,
     X: ArrayLike,
@@ -48,7 +66,7 @@ def attribute(
     input_std: ArrayLike | None = None,
     units: bool | None = None,
     features: Sequence[str] | None = None,
-    likelihood: Gaussian | HeteroscedasticGaussian | None = None,
+    likelihood: Likelihood | None = None,
 ) -> pd.DataFrame:
     r"""Split the predictive variance of each row over its sources; exact, and additive.
 
@@ -62,6 +80,11 @@ def attribute(
     The kinds are ``noise`` (the observation's own), ``input`` (measurement error of a feature), ``dropout``,
     ``mpgelu`` and ``weights`` (random weights) of a layer and ``disagreement`` of an ensemble's networks. Dropout on
     the input is told apart by feature.
+
+    With ``input_std`` all of them are averages over the features that may be the true ones, at the points of
+    :func:`mpgelu.estimators.measurement.error_points`, and ``input`` is the variance of the mean over these points. A
+    feature has the part that a quadratic function of its error alone explains, the unit ``jointly`` the rest:
+    see :func:`mpgelu.estimators.measurement.main_effects`.
 
     Args:
         model: a fitted estimator or model of a table, an ensemble, or a network, whose features are then standardised
@@ -85,46 +108,78 @@ def attribute(
         >>> bool(abs(frame.groupby("row").share.sum() - 1).max() < 1e-9)
         True
     """
-    model, X, names = without_table(model, X)
-    features = features or names
     if features is None and isinstance(X, pd.DataFrame) and isinstance(model, nn.Module):
         features = list(map(str, X.columns))
-    parts = parts_of("attribute", model, features=features, likelihood=likelihood)
-    x = parts.standardised("attribute", X).double()
-    errors = None if input_std is None else _standardised_errors(input_std, parts, x)
+    parts = parts_of(model, "attribute", features=features, likelihood=likelihood)
+    raw = parts.raw("attribute", X)
     named = len(parts.networks) == 1 if units is None else units
-    sources, variances = _weighted(parts, x, errors, named)
-    return _tidy(sources, variances * parts.target_scale**2)
+    networks = [copy.deepcopy(network).double() for network in parts.networks]
+    if input_std is None:
+        _, totals = _split(networks, parts, raw, named)
+    else:
+        errors = torch.tensor(checked_errors("attribute", input_std, tuple(raw.shape)))
+        totals = _with_errors(networks, parts, raw, errors, named)
+    return _tidy(list(totals), torch.cat(list(totals.values()), -1).numpy() * parts.target_scale**2)
 
 
-def _standardised_errors(input_std: ArrayLike, parts: Parts, x: Tensor) -> Tensor:
-    given = np.asarray(input_std, dtype=np.float64)
-    if given.shape not in ((), x.shape[1:], tuple(x.shape)):
-        raise InputError(
-            f"attribute: input_std must be a number, one for each feature {tuple(x.shape[1:])} or one for each entry "
-            f"{tuple(x.shape)}, got shape {given.shape}"
-        )
-    if not (np.isfinite(given).all() and (given >= 0).all()):
-        raise InputError("attribute: input_std must be finite and not negative; it is a standard deviation")
-    return (torch.as_tensor(given) / parts.feature_scale).expand(x.shape)
-
-
-def _weighted(parts: Parts, x: Tensor, errors: Tensor | None, named: bool) -> tuple[list[_Source], NDArray[np.float64]]:
-    """All sources and their part of each row's standardised variance, ``(rows, units of all sources)``."""
+def _split(
+    networks: Sequence[nn.Module], parts: Parts, raw: Tensor, named: bool
+) -> tuple[Tensor, dict[_Source, Tensor]]:
+    """Mean ``(rows,)``, and what each source adds to the scaled variance, ``(rows, units)``."""
+    x = parts.scaling(raw).to(parts.dtype).double()
     totals: dict[_Source, Tensor] = {}
     means = []
-    for network, weight in zip(parts.networks, parts.weights, strict=True):
-        mean, split = _network(copy.deepcopy(network).double(), parts, x, errors)
+    for network, weight in zip(networks, parts.weights, strict=True):
+        if parts.members is not None and not is_random(network):
+            continue  # known outputs, which have no part in the variance but by their disagreement
+        mean, split = _network(network, parts, x)
         means.append(mean)
         for source, variance in split.items():
             if not named and source.units != tuple(parts.feature_names):
                 source, variance = replace(source, units=("",)), variance.sum(-1, keepdim=True)
             totals[source] = totals.get(source, torch.zeros(())) + weight * variance
+    if parts.scaling.reach > 0:
+        totals[_Source("distance", "input", tuple(parts.feature_names))] = parts.scaling.extrapolation(raw)
+    if parts.members is not None:
+        center, found = _of_members(parts.members, x.to(parts.dtype))
+        return center, totals | found
+    spread = torch.stack(means)
+    center = parts.weights @ spread
     if len(means) > 1:
-        spread = torch.stack(means)
-        center = parts.weights @ spread
-        totals[_Source("disagreement", "", ("",))] = (parts.weights @ (spread - center).square())[:, None]
-    return list(totals), torch.cat(list(totals.values()), -1).numpy()
+        totals[_DISAGREEMENT] = (parts.weights @ (spread - center).square())[:, None]
+    return center, totals
+
+
+def _of_members(members: nn.Module, x: Tensor) -> tuple[Tensor, dict[_Source, Tensor]]:
+    """Mean ``(rows,)``, noise and disagreement of what a model mixes, each ``(rows, 1)``."""
+    with torch.no_grad():
+        mean, variance = (part.double() for part in members(x))
+    weights = torch.as_tensor(members.weights)
+    noise, center = weights @ (mean[..., 1] + variance[..., 1] / 2).exp(), weights @ mean[..., 0]
+    between = weights @ (mean[..., 0] - center).square()
+    return center, {_NOISE: noise[:, None], _DISAGREEMENT: between[:, None]}
+
+
+def _with_errors(
+    networks: Sequence[nn.Module], parts: Parts, x: Tensor, errors: Tensor, named: bool
+) -> dict[_Source, Tensor]:
+    """Every source averaged over the points of the errors, and what the errors themselves do to the mean."""
+    names = tuple(parts.feature_names)
+    places, chunks = [], []
+    for some in moved(x, errors):
+        count = len(some.points.weights)
+        center, split = _split(networks, parts, some.x.flatten(0, 1), named)
+        averages = {
+            source: torch.einsum("p,rpu->ru", some.points.weights, variance.reshape(len(some.rows), count, -1))
+            for source, variance in split.items()
+        }
+        effects = main_effects(center.reshape(-1, count), some.points)
+        apart = x.new_zeros(len(some.rows), len(names)).scatter(1, some.features, effects[:, :-1])
+        averages[_Source("input", "input", (*names, _JOINTLY))] = torch.cat([apart, effects[:, -1:]], 1)
+        places.append(some.rows)
+        chunks.append(averages)
+    order = torch.cat(places).argsort()
+    return {source: torch.cat([chunk[source] for chunk in chunks])[order] for source in chunks[0]}
 
 
 def _tidy(sources: Sequence[_Source], variances: NDArray[np.float64]) -> pd.DataFrame:
@@ -141,41 +196,27 @@ def _tidy(sources: Sequence[_Source], variances: NDArray[np.float64]) -> pd.Data
 # ---- one network ----
 
 
-def _network(
-    network: nn.Module, parts: Parts, x: Tensor, errors: Tensor | None
-) -> tuple[Tensor, dict[_Source, Tensor]]:
+def _network(network: nn.Module, parts: Parts, x: Tensor) -> tuple[Tensor, dict[_Source, Tensor]]:
     """Mean ``(rows,)`` and each source's part of the variance ``(rows, units)``, a few rows at a time."""
     widths = [p.shape[0] for p in network.parameters() if p.dim() == 2] or [1]
     size = max(1, _ENTRIES // (max(widths) * (x.shape[-1] + sum(widths))))
     chunks = []
     with torch.no_grad():
         for start in range(0, len(x), size):
-            rows = slice(start, start + size)
-            chunks.append(_rows(network, parts, x[rows], None if errors is None else errors[rows]))
+            chunks.append(_rows(network, parts, x[start : start + size]))
     means, splits = zip(*chunks, strict=True)
     return torch.cat(means), {source: torch.cat([split[source] for split in splits]) for source in splits[0]}
 
 
-def _rows(network: nn.Module, parts: Parts, x: Tensor, errors: Tensor | None) -> tuple[Tensor, dict[_Source, Tensor]]:
-    names = tuple(parts.feature_names)
-    start: FactoredMoments | _Apart
-    if parts.covariance == "diagonal" and errors is None:
-        start = _Apart(x)
-    else:
-        start = FactoredMoments(x, residual=None if errors is None else errors.square(), max_rank=math.inf)
-        start = fork(start)
-    labels = {id(key): _Source("input", "input", names) for key, _ in _reached(start)}
-    output = _traced(network, start, labels, names)
-    noise = _noise(parts.likelihood, output)
-    split = {labels[id(key)]: variances[..., 0] for key, variances in _reached(output)}
-    return output.mean[:, 0], {_Source("noise", "", ("",)): noise[:, None], **split}
-
-
-def _noise(likelihood: Gaussian | HeteroscedasticGaussian, output: Any) -> Tensor:
-    if isinstance(likelihood, Gaussian):
-        return likelihood.noise_variance.to(output.mean).expand(len(output.mean))
-    noise: Tensor = (output.mean[:, 1] + output.variance[:, 1] / 2).exp()
-    return noise
+def _rows(network: nn.Module, parts: Parts, x: Tensor) -> tuple[Tensor, dict[_Source, Tensor]]:
+    diagonal = parts.moments is DiagonalMoments
+    start: FactoredMoments | _Apart = _Apart(x) if diagonal else fork(FactoredMoments(x, max_rank=math.inf))
+    labels: dict[int, _Source] = {}
+    output = _traced(network, start, labels, tuple(parts.feature_names))
+    moments = DiagonalMoments(output.mean, output.variance) if isinstance(output, _Apart) else output
+    noise, mean = parts.likelihood.noise(moments), parts.likelihood.predictive(moments, 2).mean
+    split = {labels[id(key)]: parts.likelihood.mean_part(variances, moments) for key, variances in _reached(output)}
+    return mean, {_NOISE: noise[:, None], **split}
 
 
 def _traced(network: nn.Module, start: Any, labels: dict[int, _Source], features: tuple[str, ...]) -> Any:
@@ -193,7 +234,7 @@ def _traced(network: nn.Module, start: Any, labels: dict[int, _Source], features
                 "afterwards; MP-GELU, dropout, linear layers and their like keep them"
             )
         output = fork(output) if isinstance(output, FactoredMoments) else output
-        mapped = mapped or isinstance(module, nn.Linear)
+        mapped = mapped or isinstance(module, nn.Linear | Periodic)
         for key, variances in _reached(output):
             if id(key) not in labels:
                 units = features if not mapped else tuple(map(str, range(variances.shape[-2])))
@@ -268,6 +309,35 @@ def _(value: _Apart) -> _Apart:
     keep = keep_probability(value.mean, value.variance)
     added = keep * (1 - keep) * (value.variance + value.mean.square())
     return value.then(keep * value.mean, lambda part: part * keep.square().unsqueeze(-2), added)
+
+
+@add.register
+def _(value: _Apart, other: Tensor | float, alpha: float = 1.0) -> _Apart:
+    return replace(value, mean=value.mean + alpha * other)
+
+
+@scale.register
+def _(value: _Apart, gain: Tensor | float) -> _Apart:
+    return value.then(value.mean * gain, lambda part: part * (gain * gain))
+
+
+@elementwise.register
+def _(value: _Apart, activation: Activation) -> _Apart:
+    if not value.sources:
+        return _Apart(activation(value.mean))
+    fit = activation.fit(value.mean, value.variance)
+    return value.then(fit.mean, lambda part: part * fit.gain.square().unsqueeze(-2), fit.rest)
+
+
+@periodic.register
+def _(value: _Apart, frequency: Tensor, phase: Tensor, weight: Tensor) -> _Apart:
+    if not value.sources:
+        return _Apart(periodic(value.mean, frequency, phase, weight))
+    fit = fit_apart(value.mean, value.variance, frequency, phase, weight)
+    square = fit.gain.square().unsqueeze(-3)  # (rows, 1, n, 1 + d)
+    return value.then(
+        fit.mean.flatten(-2), lambda part: (part.unsqueeze(-1) * square).flatten(-2), fit.added.flatten(-2)
+    )
 
 
 # ---- figure ----

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from mpgelu.inspect.audit.inputs import ALLOWED, InputAudit
+
 _WEAK = 0.5  # skewness from which on a distribution is visibly lopsided; a gamma distribution of shape 16 has it
 # Layers whose outputs are what a nonlinearity, or at the end the likelihood, takes for Gaussian.
 _MIXING = ("Linear", "GaussianLinear", "BatchNorm1d", "LayerNorm", "Operation")
@@ -52,28 +54,34 @@ class LayerAudit:
 
 @dataclass(frozen=True)
 class Audit:
-    """The result of :func:`verify`: one entry per layer. Prints as a table."""
+    """The result of :func:`verify`: one entry per layer, and one for errors of the features. Prints as a table."""
 
     layers: tuple[LayerAudit, ...]
     draws: int
     rows: int
     tolerance: float
+    inputs: InputAudit | None = None
 
     @property
     def passed(self) -> bool:
-        """Whether no layer was found wrong."""
-        return all(layer.passed for layer in self.layers)
+        """Whether nothing was found wrong."""
+        return all(part.passed for part in self._parts())
 
     @property
     def decided(self) -> bool:
-        """Whether the draws can tell right from wrong at every layer."""
-        return all(layer.decided for layer in self.layers)
+        """Whether the draws can tell right from wrong everywhere."""
+        return all(part.decided for part in self._parts())
+
+    def _parts(self) -> tuple[LayerAudit | InputAudit, ...]:
+        return self.layers if self.inputs is None else (*self.layers, self.inputs)
 
     def words(self) -> str:
         """The findings in words: whether the moments are right, and where the Gaussian assumption is weak."""
         wrong = [row for row in self.layers if not row.passed]
         undecided = [row.layer for row in self.layers if row.verdict == "undecided"]
         lines = ["Means and covariances agree with sampling at every layer."]
+        if not self.layers:
+            lines = ["No network has random layers: their outputs are known, and there are no moments to audit."]
         if wrong:
             worst = max(wrong, key=lambda row: max(row.mean_error, row.covariance_error))
             lines = [
@@ -111,6 +119,8 @@ class Audit:
             )
         else:
             lines.append(f"No unit that is taken for Gaussian has a skewness above {_WEAK}.")
+        if self.inputs is not None:
+            lines.append(self.inputs.words())
         return "\n".join(lines)
 
     def frame(self) -> pd.DataFrame:
@@ -132,6 +142,8 @@ class Audit:
             f"{self.draws} draws, {self.rows} rows; errors in standard deviations, largest entry; "
             f"passes within sampling error + {self.tolerance:g}"
         )
+        if self.inputs is not None:
+            lines.append(f"{self.inputs}; {self.draws} random inputs, passes within sampling error + {ALLOWED:g}")
         return "\n".join(lines)
 
 

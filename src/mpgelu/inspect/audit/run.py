@@ -7,14 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from mpgelu.errors import InputError
+from mpgelu.estimators import Ensemble
+from mpgelu.estimators.measurement import checked_errors
 from mpgelu.inspect.audit.findings import Audit, LayerAudit
+from mpgelu.inspect.audit.inputs import InputAudit, audit_inputs
 from mpgelu.inspect.audit.samples import Samples, Source, draw
 from mpgelu.inspect.audit.tally import Tally
-from mpgelu.inspect.parts import is_composed, parts_of, without_table
-from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
+from mpgelu.moments import FactoredMoments, Moments
+from mpgelu.networks import Parts, is_random, parts_of
 
 _DRAWS = 20_000
 _CACHED, _CHUNK = 2**17, 2**22  # sampled values of a layer at a time: what is fastest, and at most
@@ -30,6 +34,7 @@ def verify(
     tolerance: float = 0.01,
     seed: int = 0,
     networks: int = 3,
+    input_std: ArrayLike | None = None,
 ) -> Audit:
     """Compare propagated moments with sampling the same random network, after every layer.
 
@@ -38,9 +43,15 @@ def verify(
     full and factored moments; ReLU assumes Gaussian inputs, which the last columns let you judge.
 
     However rare an outcome of a mask is, some draws have it, with a weight that makes up for that. An exact layer is
-    called wrong with a probability of at most 1/1000. What remains too rarely random for the draws, such as a Gaussian
-    unit that is hardly ever positive, is left out; a layer with many such units is *undecided*, neither right nor
-    wrong.
+    called wrong with a probability of about 1/1000 at most, counted on lopsided ReLU units with 500 draws too. What
+    remains too rarely random for the draws, such as a Gaussian unit that is hardly ever positive, is left out; a layer
+    with many such units is *undecided*, neither right nor wrong.
+
+    These audits compare propagation with sampling the same keep-probabilities. With ``input_std`` the function itself
+    is audited too: predictions with errors of the features against predictions of known features, averaged over random
+    inputs (:class:`InputAudit`, in ``Audit.inputs``). An estimator or ensemble is asked for predictions with
+    ``input_std``. Of a network it is the propagation of ``FactoredMoments.of(x, input_std ** 2)`` that is compared; it
+    differs for MP-GELU, whose keep-probabilities depend on the variance of the inputs.
 
     Args:
         network: built from this library's layers, or converted to them; or a fitted estimator, model of a table or
@@ -52,6 +63,8 @@ def verify(
         tolerance: error allowed beyond sampling error, in standard deviations of the units.
         seed: of the sampling.
         networks: how many of an ensemble's networks to audit, those of the largest weights.
+        input_std: standard deviation of independent errors of the features: one number, one for each feature, or one
+            for each row and feature.
 
     Example:
         >>> import torch, mpgelu
@@ -59,9 +72,10 @@ def verify(
         >>> audit.passed
         True
     """
-    network, x, _ = without_table(network, x)
-    if is_composed(network):
-        return _verify_members(network, x, moments, draws, tolerance, seed, networks)
+    if not isinstance(network, nn.Module) or isinstance(network, Ensemble):
+        parts = parts_of(network, "verify")
+        audit = _verify_members(parts, x, moments, draws, tolerance, seed, networks)
+        return audit if input_std is None else replace(audit, inputs=_model_inputs(parts, x, input_std, audit, seed))
     moments, draws = moments or FactoredMoments.certain, _DRAWS if draws is None else draws
     if x.dim() != 2:
         raise InputError(f"verify: x must have shape (rows, features), got {tuple(x.shape)}")
@@ -100,7 +114,44 @@ def verify(
         for handle in hooks:
             handle.remove()
     layers = tuple(tally.result(name, tolerance, source) for name, tally in tallies.items())
-    return Audit(layers, draws, len(x), tolerance)
+    audit = Audit(layers, draws, len(x), tolerance)
+    return (
+        audit if input_std is None else replace(audit, inputs=_network_inputs(network, start, input_std, audit, seed))
+    )
+
+
+def _network_inputs(network: nn.Module, start: Moments, input_std: ArrayLike, audit: Audit, seed: int) -> InputAudit:
+    """Moments of the errors propagated through a network, beside the same network at random inputs."""
+
+    def propagated(moments: Moments) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            output = network(moments)
+        return output.mean, output.variance
+
+    x = start.mean
+    kind: Any = type(start)  # every type of moments starts from a variance, or from none
+    errors = torch.as_tensor(checked_errors("verify", input_std, tuple(x.shape)).copy()).to(x)
+    stated = propagated(kind.of(x, errors.square()))
+
+    def known(inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return propagated(kind.certain(inputs))
+
+    return audit_inputs(stated, known, x, errors, draws=audit.draws, seed=seed, propagated=True)
+
+
+def _model_inputs(parts: Parts, X: Any, input_std: ArrayLike, audit: Audit, seed: int) -> InputAudit:
+    """A model's predictions with errors of the features, beside its predictions of random features."""
+    x, ensemble = parts.raw("verify", X), parts.whole
+    assert ensemble is not None
+    errors = torch.tensor(checked_errors("verify", input_std, tuple(x.shape)))
+
+    def predicted(inputs: Tensor, errors: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            p = ensemble(inputs, errors, 2)
+        return p.mean[:, None], p.variance[:, None]
+
+    stated = predicted(x, errors)
+    return audit_inputs(stated, predicted, x, errors, draws=audit.draws, seed=seed, propagated=False)
 
 
 def _draws_at_a_time(size: int) -> int:
@@ -109,7 +160,7 @@ def _draws_at_a_time(size: int) -> int:
 
 
 def _verify_members(
-    model: Any,
+    parts: Parts,
     X: Any,
     moments: Callable[[Tensor], Moments] | None,
     draws: int | None,
@@ -118,14 +169,14 @@ def _verify_members(
     networks: int,
 ) -> Audit:
     """The audits of an ensemble's heaviest networks as one."""
-    parts = parts_of("verify", model)
     if networks < 1:
         raise InputError(f"verify: networks must be at least 1, got {networks}")
-    start = moments or (FactoredMoments if parts.covariance == "exact" else DiagonalMoments).certain
-    x = parts.standardised("verify", X)
-    heaviest = parts.weights.argsort(descending=True, stable=True)[:networks]
+    start = moments or parts.moments.certain
+    x = parts.scaled("verify", X)
+    order = parts.weights.argsort(descending=True, stable=True).tolist()
+    heaviest = [place for place in order if is_random(parts.networks[place])][:networks]  # others have no moments
     layers: list[LayerAudit] = []
-    for place in sorted(heaviest.tolist()):
+    for place in sorted(heaviest):
         audit = verify(parts.networks[place], x, moments=start, draws=draws, tolerance=tolerance, seed=seed + place)
         layers += [replace(layer, layer=f"{place}:{layer.layer}") for layer in audit.layers]
-    return Audit(tuple(layers), audit.draws, len(x), tolerance)
+    return Audit(tuple(layers), _DRAWS if draws is None else draws, len(x), tolerance)

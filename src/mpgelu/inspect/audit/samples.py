@@ -23,6 +23,7 @@ from mpgelu.rules import (
     linear,
     mpgelu,
     multiply,
+    periodic,
     relu,
     scale,
 )
@@ -216,6 +217,12 @@ def _(value: Samples, negative_slope: float = 0.01, covariance: LeakyCovariance 
 @elementwise.register
 def _(value: Samples, activation: Activation) -> Samples:
     return Samples(activation(value.values), elementwise(value.moments, activation), value.source)
+
+
+@periodic.register
+def _(value: Samples, frequency: Tensor, phase: Tensor, weight: Tensor) -> Samples:
+    values = periodic(value.values, frequency, phase, weight)
+    return Samples(values, periodic(value.moments, frequency, phase, weight), value.source)
 
 
 @layer_norm.register

@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 import torch
-from scipy.special import ndtri
+from scipy.special import stdtrit
 from torch import Tensor
 
 from mpgelu.inspect.audit.findings import LayerAudit
@@ -21,17 +21,24 @@ _ROUNDING = 64  # machine epsilons of its row's size below which a standard devi
 
 
 class Compared(NamedTuple):
-    """Errors of some numbers, the standard errors of these, and which of them the draws can tell."""
+    """Errors of some numbers, the standard errors of these, which of them the draws can tell, and from how much.
+
+    ``deviations`` is the number of equal deviations that a second moment is worth, :math:`N (E d^2)^2 / E d^4`. A
+    standard error is itself estimated from them: few, for a unit that is far from zero rarely. Half of them serve as
+    the degrees of freedom of Student's t, whose quantile takes the place of the Gaussian's.
+    """
 
     error: Tensor
     se: Tensor
     told: Tensor
+    deviations: Tensor
 
     def worst(self, tolerance: float) -> tuple[float, float, float]:
         """Error and standard error of what is furthest beyond its allowance, and by how much; Bonferroni over all."""
         if not self.told.any():
             return math.nan, math.nan, -math.inf
-        critical = -ndtri(_FALSE_ALARM / _COMPARED / 2 / self.error.numel())
+        level = _FALSE_ALARM / _COMPARED / 2 / self.error.numel()
+        critical = torch.as_tensor(-stdtrit(self.deviations.clamp_min(2).cpu().numpy() / 2, level)).to(self.error)
         excess = torch.where(self.told, self.error - critical * self.se - tolerance, -math.inf).flatten()
         place = int(excess.argmax())
         return self.error.flatten()[place].item(), self.se.flatten()[place].item(), excess[place].item()
@@ -97,7 +104,8 @@ class Tally:
         sampled = _with_diagonal(products - _outer(shift), variance)
         moves, claims = (part > (_ROUNDING * self.eps) ** 2 for part in (variance, self.stated))
         # Where all randomness is that of masks, both outcomes of each were seen, and what did not move does not.
-        told = torch.where(moves, self._is_enough(second, fourth), ~claims | (not source.gaussian))
+        deviations = self._deviations(second, fourth)
+        told = torch.where(moves, deviations > ENOUGH, ~claims | (not source.gaussian))
         scale = torch.where(moves, variance, torch.where(claims, self.stated, 1)).sqrt()
         # Where less than expected was seen, less was seen too of what standard errors are estimated from.
         shortfall = _ratio(self.stated, variance).clamp_min(1)
@@ -105,6 +113,7 @@ class Tally:
             ((self.centre + shift - self.mean).abs() - 4 * self.eps).clamp_min(0) / scale,
             (mean_spread * shortfall / self.count).sqrt() / scale,
             told,
+            deviations,
         )
         # And units that rarely move together may not have done so once.
         spread = (pair_squares - products.square()).clamp_min(0) * _outer(shortfall.sqrt())
@@ -114,6 +123,7 @@ class Tally:
             (sampled - self.covariance).abs() / _outer(scale),
             (spread / self.count).sqrt() / _outer(scale),
             _outer(told),
+            torch.minimum(deviations.unsqueeze(-1), deviations.unsqueeze(-2)),
         )
         total = self._total(variance.sum(-1), second.sum(-1), total_square, (moves | claims).any(-1))
         *mean_worst, mean_excess = mean.worst(tolerance)
@@ -140,16 +150,17 @@ class Tally:
     def _total(self, variance: Tensor, second: Tensor, fourth: Tensor, random: Tensor) -> Compared:
         """The variances of all units together, relative to what was propagated, averaged over rows ``(rows,)``."""
         stated = self.stated.sum(-1)
-        told = random & self._is_enough(second, fourth)
+        deviations = self._deviations(second, fourth)
+        told = random & (deviations > ENOUGH)
         base, rows = torch.where(stated > 0, stated, variance), told.sum().clamp_min(1)
         error = torch.where(told, _ratio(variance - stated, base), 0).sum() / rows
         spread = (fourth - second.square()).clamp_min(0) * _ratio(stated, variance).clamp_min(1)
         se = torch.where(told, _ratio(spread, base.square()), 0).sum().div(self.count).sqrt() / rows
-        return Compared(error.abs(), se, told.any())
+        return Compared(error.abs(), se, told.any(), torch.where(told, deviations, torch.inf).min())
 
-    def _is_enough(self, second: Tensor, fourth: Tensor) -> Tensor:
-        """Whether a second moment is made up of enough deviations, had they all been equal."""
-        return self.count * second.square() > ENOUGH * fourth
+    def _deviations(self, second: Tensor, fourth: Tensor) -> Tensor:
+        """The number of deviations that a second moment is made up of, had they all been equal."""
+        return self.count * _ratio(second.square(), fourth)
 
 
 def _diagonal(matrix: Tensor) -> Tensor:

@@ -1,0 +1,131 @@
+"""Is a prediction with errors of the features the average over such inputs? An audit against random inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from scipy.special import ndtri
+from torch import Tensor
+
+ALLOWED = 0.05  # standard deviations in a mean, and relative in a standard deviation, beyond sampling error
+_FALSE_ALARM = 1e-3  # probability that a right prediction fails, over all that is compared together
+_AT_ONCE = 2048  # inputs
+
+Moments = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class InputAudit:
+    """How predictions with errors of the features compare with averaging predictions over random inputs.
+
+    The worst over all rows, in standard deviations of what the random inputs give, each with its standard error.
+
+    Attributes:
+        mean_error: largest error of a mean, in standard deviations.
+        mean_se: standard error of that estimate.
+        stddev_error: largest relative error of a standard deviation.
+        stddev_se: standard error of that estimate.
+        propagated: whether moments of the errors were propagated through a network, as ``FactoredMoments.of`` does;
+            an estimator averages over points instead.
+        decided: whether the draws are enough to see an error of 0.05 standard deviations everywhere.
+        passed: whether every error is below 0.05 and what sampling explains.
+    """
+
+    mean_error: float
+    mean_se: float
+    stddev_error: float
+    stddev_se: float
+    propagated: bool
+    decided: bool
+    passed: bool
+
+    @property
+    def verdict(self) -> str:
+        """In one word."""
+        return "FAIL" if not self.passed else "pass" if self.decided else "undecided"
+
+    def words(self) -> str:
+        """The finding in a sentence or two."""
+        found = f"{self.mean_error:.3f} standard deviations in a mean, {self.stddev_error:.1%} in a standard deviation"
+        if self.passed:
+            start = "Predictions with errors of the features agree with averaging over random inputs: the largest"
+            unsure = "" if self.decided else " The draws are too few to be sure; more draws tell more."
+            return f"{start} differences are {found}.{unsure}"
+        why = (
+            " Propagated moments are not meant to be: MP-GELU keeps a unit by its mean and variance, so that noise of "
+            "the inputs changes the function. MPGELURegressor averages, by input_std."
+        ) * self.propagated
+        return f"Predictions with errors of the features are not the average over such inputs, by up to {found}.{why}"
+
+    def __str__(self) -> str:
+        """One line."""
+        return (
+            f"errors of the features: mean {self.mean_error:.4f} ± {self.mean_se:.4f}, "
+            f"stddev {self.stddev_error:.4f} ± {self.stddev_se:.4f}  {self.verdict}"
+        )
+
+
+def audit_inputs(
+    stated: Moments,
+    predict: Callable[[Tensor], Moments],
+    x: Tensor,
+    input_std: Tensor,
+    *,
+    draws: int,
+    seed: int,
+    propagated: bool,
+) -> InputAudit:
+    r"""Compare stated moments with averages over :math:`x + s z`, z standard normal.
+
+    .. math:: \text{mean} = \mathbb E\, \mu(x + s z), \qquad
+        \text{variance} = \mathbb E \big[ v(x + s z) + (\mu(x + s z) - \text{mean})^2 \big]
+
+    Args:
+        stated: mean and variance ``(rows, units)`` that a model gives for x with its errors.
+        predict: mean and variance ``(inputs, units)`` that the same model gives for known features.
+        x: recorded features ``(rows, n)``.
+        input_std: standard deviation of the error of each entry, ``(rows, n)``.
+        draws: random inputs for each row.
+        seed: of the draws.
+        propagated: as in :class:`InputAudit`.
+    """
+    generator = torch.Generator(x.device).manual_seed(seed)
+    sampled = []
+    for row, errors in zip(x, input_std, strict=True):
+        noise = torch.randn(draws, len(row), generator=generator, dtype=x.dtype, device=x.device)
+        parts = [predict(inputs) for inputs in (row + errors * noise).split(_AT_ONCE)]
+        sampled.append(_sampled(*(torch.cat(part).double() for part in zip(*parts, strict=True))))
+    mean, variance, mean_se, variance_se = (torch.stack(part) for part in zip(*sampled, strict=True))
+    random = variance > 0
+    scale = torch.where(random, variance, 1).sqrt()
+    errors_of_mean, mean_se = (stated[0].double() - mean).abs() / scale, mean_se / scale
+    ratio = (stated[1].double() / scale.square()).sqrt()
+    errors_of_stddev = torch.where(random, (ratio - 1).abs(), ratio)
+    stddev_se = variance_se / (2 * scale.square())
+    critical = -float(ndtri(_FALSE_ALARM / 2 / (2 * mean.numel())))
+    return InputAudit(
+        *_worst(errors_of_mean, mean_se, critical),
+        *_worst(errors_of_stddev, stddev_se, critical),
+        propagated=propagated,
+        decided=bool((critical * torch.maximum(mean_se, stddev_se) <= ALLOWED).all()),
+        passed=bool(
+            (errors_of_mean <= ALLOWED + critical * mean_se).all()
+            and (errors_of_stddev <= ALLOWED + critical * stddev_se).all()
+        ),
+    )
+
+
+def _sampled(means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean and variance ``(units,)`` over draws ``(draws, units)``, and the standard errors of both."""
+    mean = means.mean(0)
+    squares = (means - mean).square() + variances
+    root = len(means) ** 0.5
+    return mean, squares.mean(0), means.std(0) / root, squares.std(0) / root
+
+
+def _worst(errors: Tensor, se: Tensor, critical: float) -> tuple[float, float]:
+    """Error and standard error of what is furthest beyond its sampling error."""
+    place = int((errors - critical * se).argmax())
+    return errors.flatten()[place].item(), se.flatten()[place].item()

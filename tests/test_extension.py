@@ -1,0 +1,200 @@
+"""Everything that can be added from outside the package, taken through all of it: nothing inside is edited."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mpgelu as mp
+from mpgelu.convert import conversion
+from mpgelu.layers import Elementwise, layers
+from mpgelu.likelihoods import HeteroscedasticGaussian, Likelihood, likelihoods
+from mpgelu.likelihoods.outputs import as_moments
+from mpgelu.moments import DiagonalMoments, Moments, moment_types
+from mpgelu.networks import propagate
+from mpgelu.rules import linear, multiply
+from mpgelu.rules.elementwise import Activation
+
+# ---- an elementwise activation: the function and its slope ----
+
+
+@dataclass(frozen=True)
+class Arctangent(Activation):
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.atan(x)
+
+    def slope(self, x: Tensor) -> Tensor:
+        return 1 / (1 + x * x)
+
+
+@layers.register()
+class Atan(Elementwise):
+    def __init__(self) -> None:
+        super().__init__(Arctangent())
+
+
+# ---- a layer with its own rule: multiplicative noise of a given variance ----
+
+
+@layers.register("variance")
+class Jitter(nn.Module):
+    """Units times independent factors of mean one."""
+
+    is_random = True
+
+    def __init__(self, variance: float = 0.01) -> None:
+        super().__init__()
+        self.variance = variance
+
+    def forward(self, input: Any) -> Any:
+        return input if isinstance(input, Tensor) else multiply(input, 1.0, self.variance)
+
+
+# ---- a likelihood: a Laplace-like noise as two Gaussians of the same mean ----
+
+
+@likelihoods.register("ratio")
+class Doubled(Likelihood):
+    """Half of the errors have a variance that is ``ratio`` times that of the others."""
+
+    outputs = 2
+
+    def __init__(self, ratio: float = 4.0) -> None:
+        super().__init__()
+        self.ratio = ratio
+
+    def expected_log_prob(self, moments: Any, y: Tensor) -> Tensor:
+        narrow = HeteroscedasticGaussian()
+        return 0.5 * (narrow.expected_log_prob(moments, y) + narrow.expected_log_prob(self._wide(moments), y))
+
+    def predictive(self, moments: Any, nodes: int = 32) -> mp.Predictive:
+        narrow = HeteroscedasticGaussian()
+        return mp.Predictive.mixture([narrow.predictive(moments, nodes), narrow.predictive(self._wide(moments), nodes)])
+
+    def _wide(self, moments: Any) -> Moments:
+        moments = as_moments("Doubled", moments, 2)
+        shift = moments.mean.new_tensor([0.0, math.log(self.ratio)])
+        return DiagonalMoments(moments.mean + shift, moments.variance)
+
+
+# ---- a moment type: diagonal moments that count the linear layers they have passed ----
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Counted(DiagonalMoments):
+    passed: int = 0
+
+
+moment_types.register()(Counted)
+
+
+@linear.register
+def _(value: Counted, weight: Tensor, bias: Tensor | None = None) -> Counted:
+    after = linear(DiagonalMoments(value.mean, value.variance), weight, bias)
+    return Counted(after.mean, after.variance, value.passed + 1)
+
+
+# ---- a torch module with a conversion ----
+
+
+class Halved(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 2
+
+
+@conversion(Halved)
+def _(module: Halved) -> nn.Module:
+    return mp.layers.Operation(mp.rules.scale, gain=0.5)
+
+
+def build(features: int, kind: Any, outputs: int) -> nn.Module:
+    """Networks of the layers above, for the estimator."""
+    return nn.Sequential(mp.Linear(features, 8), Atan(), Jitter(0.01), mp.Linear(8, outputs))
+
+
+@pytest.fixture(scope="module")
+def table() -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(80, 3))
+    return X, np.sin(X[:, 0]) + 0.2 * rng.normal(size=80)
+
+
+def test_an_activation_and_a_layer_in_a_network() -> None:
+    network = mp.network(3, (6,), nonlinearity=Atan, rate=0.1)
+    x = torch.randn(50, 3)
+    history = mp.fit(network, mp.HeteroscedasticGaussian(), (x, x[:, 0]), epochs=5, progress=False)
+    assert torch.isfinite(history.loss).all()
+    audit = mp.verify(network, x[:3], draws=2000)
+    assert [layer.kind for layer in audit.layers] == ["Dropout", "Linear", "Atan", "Dropout", "Linear"]
+    stack = mp.Stack([network, network])
+    alone = network(DiagonalMoments.certain(x))
+    torch.testing.assert_close(stack(DiagonalMoments.certain(x.expand(2, -1, -1))).mean[0], alone.mean)
+    noisy = nn.Sequential(mp.Linear(3, 4), Jitter(0.5), mp.Linear(4, 1))
+    assert mp.verify(noisy, x[:3], draws=5000).passed
+    assert set(mp.attribute(noisy, x[:3], likelihood=mp.Gaussian(0.1)).kind) == {"noise", "jitter"}
+
+
+def test_all_of_them_in_the_estimator(table: tuple[Any, Any], tmp_path: Path) -> None:
+    X, y = table
+    model = mp.MPGELURegressor(network=build, likelihood=Doubled(3.0), folds=2, steps=60, brief=False, random_state=0)
+    model.set_params(sigma=None, moments=DiagonalMoments).fit(X, y)
+    mean, std = model.predict(X, return_std=True)
+    assert np.isfinite(mean).all()
+    assert (std > 0).all()
+    assert np.mean((mean - y) ** 2) < y.var()
+    model.save(tmp_path / "model")
+    loaded = mp.load(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.predict(X, return_std=True), (mean, std))
+    assert isinstance(loaded.ensemble_.likelihood, Doubled)
+    assert loaded.ensemble_.likelihood.ratio == 3.0
+    frame = mp.attribute(loaded, X[:4])
+    np.testing.assert_allclose(frame.groupby("row").variance.sum(), std[:4] ** 2, rtol=1e-4)
+    assert "jitter" in set(frame.kind)
+    assert mp.verify(loaded, X[:3], draws=1000).layers
+
+
+def test_all_of_them_in_onnx(table: tuple[Any, Any], tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    X, y = table
+    model = mp.MPGELURegressor(network=build, likelihood=Doubled(3.0), folds=2, steps=20, brief=False, random_state=0)
+    model.set_params(sigma=None, moments=DiagonalMoments).fit(X, y)
+    mp.export_onnx(model, tmp_path / "model.onnx", (0.05, 0.95))
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    names = [output.name for output in session.get_outputs()]
+    found = dict(zip(names, session.run(None, {"features": X[:9].astype(np.float32)}), strict=True))
+    wanted = model.predict_distribution(X[:9].astype(np.float32))
+    np.testing.assert_allclose(found["mean"], wanted.mean, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found["stddev"], wanted.stddev, rtol=1e-4)
+    np.testing.assert_allclose(found["quantiles"], wanted.quantile([0.05, 0.95]), rtol=1e-3, atol=1e-3)
+
+
+def test_a_moment_type() -> None:
+    network = nn.Sequential(mp.Linear(3, 4), mp.Linear(4, 2))
+    found = network(Counted.certain(torch.randn(5, 3)))
+    assert found.passed == 2
+    assert moment_types.type_of("Counted") is Counted
+    plain = propagate(network, torch.randn(5, 3), moments=DiagonalMoments.certain)
+    assert isinstance(plain, DiagonalMoments)
+
+
+def test_a_conversion() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), Halved(), nn.Dropout(0.3), nn.Linear(4, 1))
+    x = torch.randn(6, 3)
+    network, _ = mp.from_torch(module, example=x)
+    torch.testing.assert_close(network(x), module.eval()(x))
+    assert (network(mp.FactoredMoments.certain(x)).variance > 0).all()
+
+
+def test_names_are_unique() -> None:
+    with pytest.raises(mp.InputError, match="there is a layer called Atan already"):
+
+        @layers.register()
+        class Atan(nn.Module):
+            pass
