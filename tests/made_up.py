@@ -95,7 +95,9 @@ def markdown_cells(text: str) -> list[list[str]]:
     return rows
 
 
-def publish(root: Path, monkeypatch: pytest.MonkeyPatch, names: Sequence[str] = ("yacht",)) -> Path:
+def publish(
+    root: Path, monkeypatch: pytest.MonkeyPatch, names: Sequence[str] = ("yacht",), splits: int = SPLITS
+) -> Path:
     """Put a small data set in the place of published ones, here and in processes started from now on.
 
     New processes find a package that differs from the real one in the list of published files alone.
@@ -103,7 +105,9 @@ def publish(root: Path, monkeypatch: pytest.MonkeyPatch, names: Sequence[str] = 
     Returns:
         The folder to give as ``data``.
     """
-    contents = {f"{datasets._FOLDERS[name]}/data/{file}": text for name in names for file, text in _files().items()}
+    contents = {
+        f"{datasets.SETS[name].folder}/data/{file}": text for name in names for file, text in _files(splits).items()
+    }
     for file, text in contents.items():
         (root / "UCI_Datasets" / file).parent.mkdir(parents=True, exist_ok=True)
         (root / "UCI_Datasets" / file).write_text(text)
@@ -122,14 +126,14 @@ def publish(root: Path, monkeypatch: pytest.MonkeyPatch, names: Sequence[str] = 
     return root
 
 
-def _files() -> dict[str, str]:
+def _files(splits: int) -> dict[str, str]:
     """A noisy function of three features in the published layout; the target is the last column."""
     generator = np.random.default_rng(0)
     X = generator.normal(5, 2, (ROWS, 3))
     y = X[:, 0] * X[:, 1] + generator.normal(0, 1, ROWS)
-    files = {"data.txt": _lines(np.column_stack([X, y])), "n_splits.txt": f"{SPLITS}\n"}
+    files = {"data.txt": _lines(np.column_stack([X, y])), "n_splits.txt": f"{splits}\n"}
     files |= {"index_features.txt": _lines(np.arange(3)), "index_target.txt": _lines(np.array([3]))}
-    for split in range(SPLITS):
+    for split in range(splits):
         order = generator.permutation(ROWS)
         files[f"index_test_{split}.txt"] = _lines(order[:TESTED])
         files[f"index_train_{split}.txt"] = _lines(order[TESTED:])

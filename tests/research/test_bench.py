@@ -9,19 +9,47 @@ from mpgelu import FactoredMoments, InputError, native, paper_network
 from mpgelu.cli import app
 from mpgelu.moments import FullMoments
 from mpgelu.research.bench import report
-from mpgelu.research.bench.baselines import exact_by_hand, paper_relu
+from mpgelu.research.bench.baselines import MCDropout, SharedMasks, exact_by_hand, paper_relu
 from mpgelu.research.bench.measure import in_turns, special_functions
 
 
 def test_the_hand_written_baselines_compute_the_same() -> None:
     torch.manual_seed(0)
     x = torch.randn(50, 9, dtype=torch.float64)
-    mpgelu, relu = (paper_network(name, 9, 2, 0.05, 12).double() for name in ("mpgelu", "relu"))
+    mpgelu, relu = (paper_network(9, nonlinearity=name, rate=0.05, width=12).double() for name in ("mpgelu", "relu"))
     for network, baseline, atol in ((mpgelu, exact_by_hand, 1e-12), (relu, paper_relu, 1e-6)):
         mean, covariance = baseline(network, x, 16)
         wanted = network(FullMoments.certain(x))
         torch.testing.assert_close(mean, wanted.mean, atol=atol, rtol=1e-6)
         torch.testing.assert_close(covariance, wanted.covariance, atol=atol, rtol=1e-6)
+
+
+def test_shared_masks_sample_the_same_moments() -> None:
+    """Against masks of its own for every row: both means within five standard errors, variances within a tenth."""
+    torch.manual_seed(0)
+    x, usual = torch.randn(3, 9), MCDropout(9, 12, 2, 0.2, samples=4000)
+    shared = SharedMasks(usual.network, 4000)
+    with torch.no_grad():
+        (mean, variance), (wanted, true) = shared(x), usual(x)
+        draws = shared.draws(torch.cat([x[:1], x[:1]]))
+    assert ((mean - wanted).abs() < 5 * (2 * true / 4000).sqrt()).all()
+    torch.testing.assert_close(variance, true, rtol=0.1, atol=0)
+    torch.testing.assert_close(draws[:, 0], draws[:, 1])  # all rows have the same mask in a draw
+    assert len({tuple(draw) for draw in draws[:, 0].tolist()}) > 3000
+
+
+def test_sections_of_an_earlier_run_are_kept(tmp_path: Path) -> None:
+    first = {"environment": report.environment(threads=1), "rounds": 1, "growth": [{"a": 1}], "counts": [{"a": 1}]}
+    assert report.merged(first, tmp_path) == first
+    report.write_json(first, tmp_path / "bench.json")
+    both = report.merged({"rounds": 3, "counts": [{"a": 2}]}, tmp_path)
+    assert (both["rounds"], both["growth"], both["counts"]) == (1, [{"a": 1}], [{"a": 2}])
+    assert both["apart"] == ["counts"]
+
+
+def test_what_size_costs() -> None:
+    rows = [{"axis": "depth", "size": size, "ms": ms} for size, ms in ((1, 2.0), (2, 5.0), (6, 50.0))]
+    assert [(row["from"], row["to"], row["times longer"]) for row in report.costs(rows)] == [(1, 6, 25), (2, 6, 10)]
 
 
 def test_turns_are_counted_after_the_warm_up() -> None:
@@ -41,7 +69,7 @@ def test_special_functions_are_counted_by_element() -> None:
 
 
 def test_factored_needs_as_many_special_functions_as_diagonal() -> None:
-    x, network = torch.randn(3, 9), paper_network("mpgelu", 9, 2, 0.05, 30)
+    x, network = torch.randn(3, 9), paper_network(9, rate=0.05, width=30)
     with torch.no_grad(), native.disabled():
         found = special_functions(lambda: network(FactoredMoments.certain(x)))
     assert found == {"erfc": 3 * 60, "sqrt": 3 * 60}
@@ -58,7 +86,9 @@ def test_smoke_run_writes_everything(tmp_path: Path) -> None:
     plain, converted = results["conversion"]
     assert converted["times faster"] == pytest.approx(plain["ms"] / converted["ms"])
     assert 0 < converted["stddev error"] <= converted["stddev error, worst row"] < 0.5
-    for name in ("inference", "training", "latency", "growth", "counts"):
+    errors = {row["method"]: (row["mean error"], row["stddev error"]) for row in results["accuracy"]}
+    assert max(errors["MP-GELU exact (factored)"]) < 1e-3 < min(errors["MC dropout, 10 draws"])
+    for name in ("inference", "training", "latency", "growth", "counts", "accuracy"):
         assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     text = readme.read_text()
     assert text.startswith("before\n")

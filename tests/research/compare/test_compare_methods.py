@@ -8,15 +8,21 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
+from scipy import optimize, stats
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
+from mpgelu import MPGELURegressor
 from mpgelu.predictive import Predictive
-from mpgelu.research.compare import methods, networks
+from mpgelu.research.compare import ablations, gaussian_process, methods, networks
+from mpgelu.research.compare.gaussian_process import GaussianProcess
 from mpgelu.research.compare.interface import Rows, Standardised, held_out
-from mpgelu.research.compare.methods import METHODS, Recipe
+from mpgelu.research.compare.methods import GROUPS, METHODS, Recipe
 from mpgelu.research.compare.networks import DeepEnsemble, MCDropout
+from mpgelu.research.compare.predicted import Points, Predicted, Quantiles
 
 NOISE = 20.0
-PEERS = [name for name, recipe in METHODS.items() if not recipe.ours]
+PEERS = GROUPS["peers"]
 
 
 @pytest.fixture(autouse=True)
@@ -47,19 +53,29 @@ def test_a_method_finds_the_line_and_its_noise_in_original_units(name: str) -> N
     method = METHODS[name].build("boston", 0)
     method.fit(X, y)
     new, _ = problem(200, seed=1)
-    predictive = method.predict_distribution(new)
-    assert predictive.batch_shape == (200,)
-    error = predictive.mean.double() - torch.from_numpy(5000 + 10 * (new[:, 0] - 50))
+    predicted = method.predict_distribution(new)
+    assert isinstance(predicted, METHODS[name].gives)
+    error = predicted.mean.double() - torch.from_numpy(5000 + 10 * (new[:, 0] - 50))
     assert error.square().mean().sqrt() < NOISE
-    assert 0.5 * NOISE < predictive.stddev.median() < 1.6 * NOISE
-    assert method.predict_distribution(new[:1]).batch_shape == (1,)
-    if name != "mc-dropout":
-        alone = method.predict_distribution(new[:1]).stddev
-        torch.testing.assert_close(alone, predictive.stddev[:1], rtol=1e-4, atol=0)
+    alone = method.predict_distribution(new[:1])
+    assert alone.mean.shape == (1,)
+    if not isinstance(predicted, Points):
+        assert 0.5 * NOISE < spread(predicted).median() < 1.6 * NOISE
+        if name != "mc-dropout":
+            torch.testing.assert_close(spread(alone), spread(predicted)[:1], rtol=1e-4, atol=0)
+
+
+def spread(predicted: Predicted) -> torch.Tensor:
+    """The standard deviation, or that of a Gaussian with the same 68 % interval."""
+    assert not isinstance(predicted, Points)
+    if isinstance(predicted, Predictive):
+        return predicted.stddev
+    lower, upper = predicted.interval(0.6827)
+    return (upper - lower) / 2
 
 
 @pytest.mark.usefixtures("_quiet")
-@pytest.mark.parametrize("name", [name for name in PEERS if name != "ngboost"])
+@pytest.mark.parametrize("name", [name for name in PEERS if name not in ("ngboost", "gaussian-process")])
 def test_the_seed_decides(name: str) -> None:
     pytest.importorskip(METHODS[name].module)
     X, y = problem(80)
@@ -80,6 +96,7 @@ def test_moments_are_those_of_the_mixture(kind: type[DeepEnsemble] | type[MCDrop
     method = Standardised(kind(8, 0))
     method.fit(X, y)
     predictive = method.predict_distribution(X)
+    assert isinstance(predictive, Predictive)
     members = [
         Predictive.gaussian(mean, torch.zeros_like(mean), variance)
         for mean, variance in zip(predictive.means.unbind(-1), predictive.variances.unbind(-1), strict=True)
@@ -157,6 +174,94 @@ def test_the_long_training_is_for_many_rows(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_network_is_wider_for_protein(build: Callable[[str, int], object]) -> None:
     widths = [build(name, 0).method.hidden for name in ("boston", "protein")]  # type: ignore[attr-defined]
     assert widths == [50, 100]
+
+
+def test_marginal_likelihood_of_the_process_and_its_gradient() -> None:
+    generator = np.random.default_rng(0)
+    X, y = torch.from_numpy(generator.normal(size=(12, 3))), torch.from_numpy(generator.normal(size=12))
+    logs = np.log([1.3, 0.8, 2.0, 1.1, 0.2])
+    kernel = ConstantKernel(1.3) * Matern([0.8, 2.0, 1.1], nu=2.5) + WhiteKernel(0.2)
+    covariance = kernel(X.numpy())
+    value, gradient = gaussian_process._loss(logs, X, y)
+    assert value == pytest.approx(-stats.multivariate_normal(np.zeros(12), covariance).logpdf(y.numpy()))
+
+    def alone(at: Rows) -> float:
+        return gaussian_process._loss(at, X, y)[0]
+
+    numeric = optimize.approx_fprime(logs, alone, 1e-6)
+    np.testing.assert_allclose(gradient, numeric, rtol=1e-4, atol=1e-5)
+
+
+def test_posterior_of_the_process_is_that_of_scikit_learn() -> None:
+    X, y = problem(60)
+    X, y = (X[:, :2] - X[:, :2].mean(0)) / X[:, :2].std(0), (y - y.mean()) / y.std()
+    method = GaussianProcess()
+    method.fit(X, y)
+    scales = method.scales.tolist()
+    kernel = ConstantKernel(method.amplitude.item()) * Matern(scales, nu=2.5) + WhiteKernel(method.noise.item())
+    reference = GaussianProcessRegressor(kernel, optimizer=None).fit(X, y)
+    mean, stddev = reference.predict(X[:9] + 0.3, return_std=True)
+    predictive = method.predict_distribution(X[:9] + 0.3)
+    np.testing.assert_allclose(predictive.mean, mean, rtol=1e-6)
+    np.testing.assert_allclose(predictive.stddev, stddev, rtol=1e-6)
+    assert (predictive.aleatoric_variance == method.noise).all()
+
+
+def test_score_of_quantiles_is_that_of_as_many_equally_likely_values() -> None:
+    generator = torch.Generator().manual_seed(0)
+    values, y = torch.randn(7, 50, generator=generator).double(), torch.randn(7, generator=generator).double()
+    quantiles = Quantiles(values)
+    distances = (values - y[:, None]).abs().mean(1)
+    expected = distances - (values[:, :, None] - values[:, None]).abs().mean((1, 2)) / 2
+    torch.testing.assert_close(quantiles.crps(y), expected)
+    torch.testing.assert_close(quantiles.affine(3.0, 1.0).crps(3 * y + 1), 3 * expected)
+    lower, upper = quantiles.interval(0.9)  # 0.05 and 0.95 are among the fifty levels
+    torch.testing.assert_close(lower, values.sort(-1).values[:, 2])
+    torch.testing.assert_close(upper, values.sort(-1).values[:, 47])
+
+
+@pytest.mark.parametrize("name", ablations.OURS)
+def test_our_estimator_takes_the_settings_of_each_ablation(name: str) -> None:
+    if reason := METHODS[f"mpgelu-{name}"].missing:
+        pytest.skip(reason)
+    X, y = problem(60)
+    settings = {"steps": 3} | ablations.OURS[name][1]
+    model = MPGELURegressor(**settings, random_state=0).fit(X, y)
+    assert np.isfinite(model.predict(X)).all()
+    assert sum(model.kind_weights_.values()) == pytest.approx(1)
+
+
+def test_deep_ensemble_of_our_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[object, ...]] = []
+
+    class Ensemble:
+        def __init__(self, *arguments: object) -> None:
+            made.append(arguments)
+
+        def fit(self, X: Rows, y: Rows) -> None:
+            pass
+
+    monkeypatch.setattr(ablations, "DeepEnsemble", Ensemble)
+    for rows in (300, 1000, 9000):
+        ablations.SameSizeEnsemble(3).fit(np.zeros((rows, 2)), np.zeros(rows))
+    assert [arguments[0] for arguments in made] == [(128, 128)] * 3
+    assert [arguments[2] for arguments in made] == [10] * 3
+    assert [arguments[3] for arguments in made] == [(64, 1200), (64, 4000), (256, 4756)]
+
+
+def test_an_ensemble_may_have_more_layers_and_members() -> None:
+    X, y = problem(60)
+    method = Standardised(DeepEnsemble((8, 4), 0, 3, (16, 20)))
+    method.fit(X, y)
+    predictive = method.predict_distribution(X)
+    assert isinstance(predictive, Predictive)
+    assert predictive.means.shape == (60, 3)
+
+
+def test_an_argument_that_the_estimator_lacks_is_named() -> None:
+    recipe = methods._ours("Ours", {"magic": 1, "folds": 2}, part=True)
+    assert recipe.missing == "Ours skipped: MPGELURegressor has no argument magic"
+    assert methods._ours("Ours", {"folds": 2}).missing == ""
 
 
 def test_held_out_rows_are_a_tenth_and_every_row_is_used_once() -> None:

@@ -25,6 +25,7 @@ from mpgelu.research.compare import networks
 from mpgelu.research.compare import run as runs
 from mpgelu.research.compare.interface import Method, Rows
 from mpgelu.research.compare.methods import METHODS, Recipe
+from mpgelu.research.compare.predicted import Points, Predicted, Quantiles
 from mpgelu.research.compare.run import Task, evaluate, run, tasks
 from mpgelu.research.datasets import Dataset, Split, load_uci
 from mpgelu.training import Interrupts
@@ -39,7 +40,7 @@ class StandIn:
     def fit(self, X: Rows, y: Rows) -> None:
         self.during_fit()
 
-    def predict_distribution(self, X: Rows) -> Predictive:
+    def predict_distribution(self, X: Rows) -> Predicted:
         mean = torch.from_numpy(X[:, 0]).float()
         return Predictive.gaussian(mean, torch.full_like(mean, 3), torch.ones_like(mean))
 
@@ -123,6 +124,53 @@ def test_a_mixture_is_scored_as_it_is_or_as_its_gaussian(matched: bool, stand_in
 def test_tasks_go_data_set_by_data_set_and_stay_within_the_splits(data: str) -> None:
     found = tasks(["mpgelu", "mc-dropout"], ["yacht"], range(SPLITS - 1, SPLITS + 5), data)
     assert found == [Task("mpgelu", "yacht", SPLITS - 1), Task("mc-dropout", "yacht", SPLITS - 1)]
+
+
+def test_report_splits_and_sets_too_large_for_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    split = Split(np.arange(1), np.arange(1))
+    sets = {name: Dataset(name, np.zeros((1, 1)), np.zeros(1), ("a",), "y", (split,) * 10) for name in ("pol", "yacht")}
+    monkeypatch.setattr(runs, "load_uci", lambda name, data: sets[name])
+    found = tasks(["realmlp-x5", "realmlp"], ["yacht", "pol"], "report", None)
+    assert {(task.method, task.dataset) for task in found} == {
+        ("realmlp-x5", "yacht"),
+        ("realmlp", "yacht"),
+        ("realmlp", "pol"),
+    }
+    assert [task.split for task in found] == [5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6]
+    assert [task.split for task in tasks(["realmlp"], ["pol"], "development", None)] == [0, 1, 2, 3, 4]
+
+
+class FewQuantiles(StandIn):
+    """Quantiles -1, 0 and 1 of every row, in the wrong order."""
+
+    def predict_distribution(self, X: Rows) -> Quantiles:
+        return Quantiles(torch.tensor([[0.0, 1.0, -1.0]]).expand(len(X), 3))
+
+
+class Zero(StandIn):
+    """Zero for every row, and nothing else."""
+
+    def predict_distribution(self, X: Rows) -> Points:
+        return Points(torch.zeros(len(X)))
+
+
+def test_methods_without_a_density_have_fewer_scores(stand_in: Callable[..., None]) -> None:
+    X, y = np.zeros((4, 1)), np.array([0.0, 1.0, 0.5, 0.5])
+    stand_in(FewQuantiles(), gives=Quantiles)
+    record = evaluate(Task("mpgelu", "made up", 0), table(X, y, [0, 1], [2, 3]))
+    pinball = [1 / 6 * 1.5, 1 / 2 * 0.5, 1 / 6 * 0.5]  # at the levels 1/6, 1/2 and 5/6
+    assert record["crps"] == pytest.approx(2 * np.mean(pinball))
+    assert record["rmse"] == pytest.approx(0.5)
+    assert (record["coverage90"], record["width90"]) == (1, 2)
+    stand_in(Zero(), gives=Points)
+    points = evaluate(Task("mpgelu", "made up", 0), table(X, y, [0, 1], [2, 3]))
+    assert points["rmse"] == pytest.approx(0.5)
+    assert "crps" in record
+    assert not {"log_likelihood", "log_likelihood_mixture"} & set(record)
+    assert not {"crps", "coverage90", "log_likelihood"} & set(points)
+    assert METHODS["mpgelu"].lacks("crps")
+    assert not METHODS["mpgelu"].lacks("rmse")
+    assert not METHODS["mpgelu"].lacks("fit_cpu_seconds")
 
 
 def test_a_second_run_does_only_what_is_missing(
@@ -240,10 +288,12 @@ def test_a_slow_method_is_timed_by_fewer_calls(monkeypatch: pytest.MonkeyPatch) 
     assert len(runs._seconds(lambda: None, 50)) == 50
 
 
-@pytest.mark.parametrize("name", ["deep-ensemble", "mc-dropout", "xgboost-distribution", "catboost"])
+@pytest.mark.parametrize(
+    "name", ["deep-ensemble", "mc-dropout", "xgboost-distribution", "catboost", "gaussian-process", "xgboost-point"]
+)
 def test_smoke(name: str, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(METHODS[name].module)
     monkeypatch.setattr(networks, "_SHORT", (16, 100))
     record = evaluate(Task(name, "yacht", 0), load_uci("yacht", data))
-    assert np.isfinite(record["log_likelihood"])
+    assert METHODS[name].lacks("log_likelihood") or np.isfinite(record["log_likelihood"])
     assert 0 < record["rmse"] < 30

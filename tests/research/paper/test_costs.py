@@ -19,4 +19,4 @@ def test_minutes_by_network_and_for_everything() -> None:
     none = f"{DASH} ({DASH})"
     assert small == ["small sets", none, "4 (60)", none, none]  # 20 splits of 60 s and 4 rates of 30 s
     assert protein == ["protein", none, none, none, "2 (42)"]  # 5 splits of 120 s and 4 rates of 96 s
-    assert "Together 0.1 hours of one core, and 1.7 for all splits." in text
+    assert "Together 0.1 hours, and 1.7 for the whole protocol." in text

@@ -17,6 +17,7 @@ from made_up import (
     runtime_record,
     splits,
     the_papers_numbers,
+    validation_record,
 )
 from mpgelu.errors import InputError
 from mpgelu.research.paper.layout import latex_table, markdown_table
@@ -55,9 +56,9 @@ def test_a_markdown_cell() -> None:
     assert boston["NLL ReLU"] == "1.450 ± 0.050 (1.250 ± 0.027; +3.5 **≠**)"
     assert boston["RMSE MP-GELU"] == "0.800 ± 0.000 (0.786 ± 0.040; +0.4)"
     assert boston["Runtime [s] ReLU"] == "0.03 (0.021)"
-    assert boston["Splits, rate ReLU"] == "2, 0.01 (a)"
+    assert boston["Splits, rate ReLU"] == "2 (0 searched), 0.01 (a)"
     assert "Rate chosen by (a) grid over 20 splits." in text
-    assert "Partial, not 20 splits: Boston MP-GELU (2), Boston ReLU (2)." in text
+    assert "Partial, not all published splits: Boston MP-GELU (2), Boston ReLU (2)." in text
 
 
 def test_missing_single_and_broken_cells_in_markdown() -> None:
@@ -73,9 +74,25 @@ def test_missing_single_and_broken_cells_in_markdown() -> None:
 
 def test_how_the_rate_was_chosen_stands_in_the_table() -> None:
     other = final_record(nonlinearity="relu", rate=0.1, rate_from="grid of the diagonal setting")
-    text = markdown_table(compared([final_record(), other]), 2, "full")
-    assert markdown_cells(text)[1][9:] == ["1, 0.01 (b)", "1, 0.1 (a)"]
+    text = markdown_table(compared([final_record(), validation_record(), other]), 2, "full")
+    assert markdown_cells(text)[1][9:] == ["1, 0.01 (b)", "1 (0 searched), 0.1 (a)"]
     assert "Rate chosen by (a) grid of the diagonal setting, (b) grid over 20 splits." in text
+
+
+def test_splits_that_took_the_rate_without_a_search_are_told() -> None:
+    note = "the others take the rate without a search"
+    searched = [validation_record(split=split, rate=rate) for split in range(3) for rate in (0.01, 0.1)]
+    whole = splits([1.0] * 3)
+    assert note not in markdown_table(compared([*whole, *searched]), 2, "full")
+    text = markdown_table(compared([*splits([1.0] * 20), *searched]), 2, "full")
+    assert markdown_cells(text)[1][9] == "20 (3 searched), 0.01 (a)"
+    assert note in text
+
+
+def test_protein_has_five_published_splits() -> None:
+    text = markdown_table(compared(splits([1.0] * 5, dataset="protein")), 2, "full")
+    assert "Fewer than the paper's 20 splits are published for Protein (5)." in text
+    assert "Partial" not in text
 
 
 def test_latex_lines_of_a_data_set() -> None:

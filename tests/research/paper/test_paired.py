@@ -88,5 +88,19 @@ def test_no_test_without_spread_or_finite_metrics(differences: list[float | None
     assert wine["p_holm"] == wine["p"]
 
 
+def test_each_network_is_compared_with_mpgelu_and_corrected_apart() -> None:
+    others = [record | {"nonlinearity": "relu_input", "rate": 0.1} for record in pairs([-1.0, -2.0, -4.0])[1::2]]
+    for record, nll in zip(others, (5.5, 5.0, 4.5), strict=True):
+        record["nll"] = nll
+    table = paired_test(pd.DataFrame(pairs([-1.0, -2.0, -3.0]) + others)).query("metric == 'nll'")
+    assert table["against"].tolist() == ["relu", "relu_input"]
+    relu, relu_input = (row for _, row in table.iterrows())
+    assert relu["mean_difference"] == pytest.approx(-2.0)
+    assert relu_input["mean_difference"] == pytest.approx(-2.0)  # -1.5, -2, -2.5
+    assert relu_input["t"] == pytest.approx(2 * relu["t"])
+    assert (relu["p_holm"], relu_input["p_holm"]) == (relu["p"], relu_input["p"])
+    assert (relu["rate"], relu["rate_against"], relu_input["rate_against"]) == ("0.01", "0.05", "0.1")
+
+
 def test_no_records() -> None:
     assert len(paired_test(pd.DataFrame())) == 0

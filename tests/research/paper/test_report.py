@@ -25,23 +25,25 @@ from made_up import (
     validation_record,
 )
 from mpgelu.errors import DataError
+from mpgelu.research.paper.agreement import repeats
 from mpgelu.research.paper.paired import paired_test
-from mpgelu.research.paper.report import overview, verdict, write_tables
+from mpgelu.research.paper.report import FIRST_LAYER, NOT_CHANCE, overview, same_splits, verdict, write_tables
 from mpgelu.research.paper.tables import SETTINGS, paper_table
 from mpgelu.research.store import Store
 
 
-def test_overview_counts_cells_with_twenty_splits() -> None:
+def test_overview_counts_cells_with_all_published_splits() -> None:
     agreeing = twenty(1.2, rmse=0.8)
     nll_off = twenty(1.5, rmse=0.8, nonlinearity="relu")
     partial = splits(around(9.0, 0.1), dataset="wine", rmse=0.848)
-    text = overview(compared(agreeing + nll_off + partial))
-    assert "Of 72 cells 2 have 20 splits, 69 have none and 1 another number." in text
+    protein = splits([1.123] * 5, dataset="protein", rmse=0.789)  # only five are published
+    text = overview(compared(agreeing + nll_off + partial + protein))
+    assert "Of 72 cells 3 have all published splits, 68 have none and 1 some." in text
     agreement = markdown_cells(text.split("##")[1])
     assert agreement[1:] == [
-        ["NLL", "1 of 2 (50.0 %)"],
-        ["RMSE", "2 of 2 (100.0 %)"],
-        ["together", "3 of 4 (75.0 %)"],
+        ["NLL", "2 of 3 (66.7 %)"],
+        ["RMSE", "3 of 3 (100.0 %)"],
+        ["together", "5 of 6 (83.3 %)"],
     ]
     disagreeing = markdown_cells(text.split("##")[4])[1:]
     assert [row[2:5] for row in disagreeing] == [["Boston ReLU", "NLL", "20"], ["Wine MP-GELU", "NLL", "2"]]
@@ -94,30 +96,64 @@ def test_the_verdict_counts_who_is_shown_better() -> None:
     records = pairs([-value for value in SMALL]) + pairs(SMALL, dataset="wine", outputs=1)
     records += pairs(LARGE, dataset="yacht", covariance="diagonal")
     table = paired_test(pd.DataFrame(records))
-    text = verdict(table)
-    assert "No comparison was repeated with a second seed: 3 comparisons" in text
-    assert "By NLL, MP-GELU is shown better in 1 of 3, ReLU in 1, and no difference in 1." in text
-    assert "By RMSE, MP-GELU is shown better in 0 of 3, ReLU in 0, and no difference in 3." in text
+    text = verdict(table, NOT_CHANCE)
+    assert text.startswith("## Is the difference between MP-GELU and ReLU more than chance?")
+    assert "part of the published splits" not in text  # none is complete, so all are shown
+    assert (
+        "Against ReLU with dropout before each dense layer, as in the paper: by NLL MP-GELU is shown better in 1 of 3, "
+        "the other in 1, no difference in 1; median difference +0.3333; by RMSE MP-GELU is shown better in 0 of 3, the "
+        "other in 0, no difference in 3; median difference +0.0000." in text
+    )
+    assert "Against ReLU with dropout on the input alone" not in text
     lines = {cells[2]: cells for cells in markdown_cells(text)}
-    assert lines["Wine"][:5] == ["1", "full", "Wine", "3", "1"]
+    assert lines["Wine"][:6] == ["1", "full", "Wine", "ReLU", "3", "1"]
     wine = only_row(table, dataset="wine", metric="nll")
-    assert lines["Wine"][5:8] == ["+1.000 ± 0.007", f"{wine['p_holm']:.2g}", "ReLU better"]
-    assert lines["Boston"][7] == "MP-GELU better"
-    assert lines["Boston"][8:] == ["+0.000 ± 0.000", DASH, "no difference shown"]
-    assert lines["Yacht"][7] == "no difference shown"
+    assert lines["Wine"][6:9] == ["+1.0000 ± 0.0067", f"{wine['p_holm']:.2g}", "ReLU better"]
+    assert lines["Boston"][8] == "MP-GELU better"
+    assert lines["Boston"][9:] == ["+0.0000 ± 0.0000", DASH, "no difference shown"]
+    assert lines["Yacht"][8] == "no difference shown"
 
 
-def test_repeated_comparisons_alone_count_where_there_are_some() -> None:
-    records = pairs([-value for value in SMALL]) + pairs(SMALL, dataset="wine") + pairs(SMALL, dataset="wine", seed=1)
-    text = verdict(paired_test(pd.DataFrame(records)))
-    assert "Repeated with several seeds: 1 comparison on" in text
-    assert "By NLL, MP-GELU is shown better in 0 of 1, ReLU in 1, and no difference in 0." in text
-    assert [cells[2] for cells in markdown_cells(text)[1:]] == ["Wine"]
-    assert markdown_cells(text)[1][4] == "2"
+def test_comparisons_on_part_of_the_splits_are_left_out_where_there_are_complete_ones() -> None:
+    complete = [(-1) ** split * 0.01 - 1 for split in range(20)]
+    records = pairs(complete) + pairs(SMALL, dataset="wine") + pairs([1.0, 1.1, 0.9, 1.0, 1.0], dataset="protein")
+    text = verdict(paired_test(pd.DataFrame(records)), NOT_CHANCE)
+    assert [cells[2] for cells in markdown_cells(text)[1:]] == ["Boston", "Protein"]
+    assert "1 comparison on part of the published splits: see `paired.csv`." in text
+
+
+def test_both_relu_networks_stand_in_one_table_and_gelu_in_another() -> None:
+    records = pairs(SMALL) + [record | {"nonlinearity": "relu_input"} for record in pairs(LARGE)[1::2]]
+    records += [record | {"nonlinearity": "gelu_hidden"} for record in pairs(LARGE)[1::2]]
+    table = paired_test(pd.DataFrame(records))
+    text = verdict(table, NOT_CHANCE)
+    assert [cells[3] for cells in markdown_cells(text)[1:]] == ["ReLU", "ReLU, input dropout"]
+    assert "Against ReLU with dropout on the input alone, as MP-GELU has it: by NLL" in text
+    text = verdict(table, FIRST_LAYER)
+    assert [cells[3] for cells in markdown_cells(text)[1:]] == ["GELU first"]
+    assert "Against GELU as the first nonlinearity and no dropout: by NLL" in text
 
 
 def test_no_verdict_without_pairs() -> None:
-    assert "No split was run with both networks." in verdict(paired_test(pd.DataFrame([final_record()])))
+    assert "No split was run with both networks." in verdict(paired_test(pd.DataFrame([final_record()])), NOT_CHANCE)
+
+
+# same_splits
+
+
+def test_agreement_on_the_same_splits_lists_what_is_beyond_chance() -> None:
+    records = splits([1.004, 1.404]) + splits([1.006, 1.402], seed=1)
+    records += splits([1.3, 1.6], nonlinearity="relu") + splits([1.31, 1.61], nonlinearity="relu", seed=1)
+    text = same_splits(repeats(pd.DataFrame(records)))
+    agree, beyond = (markdown_cells(part) for part in text.split("Beyond it:"))
+    assert agree[1:] == [["NLL", "1 of 2 (50.0 %)"], ["RMSE", "0 of 2 (0.0 %)"], ["together", "1 of 4 (25.0 %)"]]
+    assert beyond[2][:6] == ["2", "full", "Boston ReLU", "NLL", "2", "1.00"]
+    assert beyond[2][6:9] == ["1.455", "1.250", "0.006"]
+    assert "correlate by" in text
+
+
+def test_agreement_on_the_same_splits_needs_a_second_seed() -> None:
+    assert "No cell was trained with a second seed" in same_splits(repeats(pd.DataFrame(splits([1.0, 1.2]))))
 
 
 # write_tables
@@ -139,7 +175,7 @@ def test_write_tables(tmp_path: Path) -> None:
     write_tables(stored(tmp_path / "a.jsonl", records), tmp_path / "out" / "uci")
     files = written(tmp_path / "out" / "uci")
     numbered = [f"table_{number}.{end}" for number in (1, 2, 3, 4) for end in ("md", "tex")]
-    assert sorted(files) == sorted(["paired.csv", "summary.md", "tables.csv", *numbered])
+    assert sorted(files) == sorted(["agreement.csv", "paired.csv", "summary.md", "tables.csv", *numbered])
     for number, (outputs, covariance) in enumerate(SETTINGS, start=1):
         for end in ("md", "tex"):
             assert f"Outputs: {outputs}; covariance: {covariance}." in files[f"table_{number}.{end}"].decode()
@@ -148,10 +184,22 @@ def test_write_tables(tmp_path: Path) -> None:
     assert tables["validation_nll_0.01"].tolist()[0] == 1.2
     assert len(pd.read_csv(tmp_path / "out" / "uci" / "paired.csv")) == 4
     headings = [line for line in files["summary.md"].decode().splitlines() if line.startswith("## ")]
-    assert headings[0] == "## Agreement with the paper"
-    assert headings[-2] == "## Is the difference between MP-GELU and ReLU more than chance?"
-    assert headings[-1] == "## What it costs"
-    assert len(headings) == 6
+    assert headings == [
+        *("## Agreement with the paper", "## MP-GELU against ReLU", "## Runtime ratios", "## Cells that disagree"),
+        *("## Agreement on the same splits", f"## {NOT_CHANCE}", f"## {FIRST_LAYER}", "## What it costs"),
+    ]
+
+
+def test_records_of_variants_beside_the_others_are_paired(tmp_path: Path) -> None:
+    path = stored(tmp_path / "records.jsonl", pairs(SMALL))
+    write_tables(path, tmp_path)
+    before = pd.read_csv(tmp_path / "tables.csv")
+    stored(tmp_path / "relu_input.jsonl", [record | {"nonlinearity": "relu_input"} for record in pairs(LARGE)[1::2]])
+    write_tables(path, tmp_path)
+    paired = pd.read_csv(tmp_path / "paired.csv")
+    assert paired["against"].tolist() == ["relu", "relu", "relu_input", "relu_input"]
+    assert only_row(paired, against="relu_input", metric="nll")["rate_against"] == 0.05
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "tables.csv"), before)
 
 
 def test_the_order_of_records_does_not_matter(tmp_path: Path) -> None:

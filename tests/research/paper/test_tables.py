@@ -44,9 +44,9 @@ def test_mean_and_standard_error() -> None:
 def test_columns_begin_with_the_papers() -> None:
     columns = list(summarise(pd.DataFrame(splits([1.0]))).columns)
     assert columns[:12] == list(paper_table().columns)
-    assert columns[12:15] == ["splits", "rate", "rate_from"]
-    assert columns[15:19] == [f"validation_nll_{rate}" for rate in ("0.005", "0.01", "0.05", "0.1")]
-    assert columns[19:] == [
+    assert columns[12:16] == ["splits", "searched", "rate", "rate_from"]
+    assert columns[16:20] == [f"validation_nll_{rate}" for rate in ("0.005", "0.01", "0.05", "0.1")]
+    assert columns[20:] == [
         *("nll_mixture", "nll_mixture_se", "nll_gaussian", "nll_gaussian_se", "crps", "crps_se"),
         *("coverage90", "runtime_factored_s", "seconds"),
     ]
@@ -114,6 +114,18 @@ def test_the_latest_rate_and_record_count() -> None:
     new = [final_record(split=0, nll=7.0), final_record(split=0, nll=1.0), final_record(split=1, nll=2.0)]
     row = only_row(summarise(pd.DataFrame(old + new)))
     assert row[["nll", "splits", "rate", "rate_from"]].tolist() == [1.5, 2, 0.01, "grid over 20 splits"]
+
+
+def test_every_way_of_choosing_the_rate_is_told() -> None:
+    row = only_row(summarise(pd.DataFrame([*splits([1.0, 2.0]), final_record(split=2, rate_from="given")])))
+    assert row["rate_from"] == "given; grid over 20 splits"
+
+
+def test_tested_splits_with_a_search_are_counted() -> None:
+    searched = [validation_record(split=split, rate=rate) for split in (1, 2, 9) for rate in (0.005, 0.01)]
+    searched += [validation_record(split=0, seed=1), validation_record(split=0, outputs=1)]
+    assert only_row(summarise(pd.DataFrame([*splits([1.0] * 4), *searched])))["searched"] == 2
+    assert only_row(summarise(pd.DataFrame(splits([1.0] * 4))))["searched"] == 0
 
 
 def test_records_without_a_needed_field_are_refused() -> None:

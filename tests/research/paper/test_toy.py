@@ -64,6 +64,16 @@ def test_the_summary_averages_inside_and_outside(results: list[ToyResult]) -> No
         assert summary[f"{name}_outside"] == pytest.approx(sum(outside) / len(outside), rel=1e-4)
 
 
+def test_the_epistemic_share_is_of_variances(results: list[ToyResult]) -> None:
+    result = results[1]
+    outside = result.grid.abs() > 0.5
+    parts = [
+        getattr(result.predictive, f"{part}_variance")[outside].sum().item() for part in ("epistemic", "aleatoric")
+    ]
+    assert result.summary()["epistemic_share_outside"] == pytest.approx(parts[0] / sum(parts), rel=1e-4)
+    assert 0 < result.summary()["epistemic_share_inside"] < 1
+
+
 def test_the_files(results: list[ToyResult], tmp_path: Path) -> None:
     draw(results, tmp_path / "toy.png")
     write_summary(results, tmp_path / "toy.json")

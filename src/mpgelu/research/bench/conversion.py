@@ -25,7 +25,7 @@ def conversion(settings: Settings) -> Rows:
     Errors of the mean are in predictive standard deviations, those of the standard deviation relative to itself: root
     mean square over the rows, and in the worst of them. They include those of sampling, 0.7 and 0.5 %.
     """
-    X, y = _data()
+    X, y = standardised_diabetes()
     torch.manual_seed(0)
     hidden = [nn.Linear(_WIDTH, _WIDTH), nn.ReLU(), nn.Dropout(_RATE)]
     first = [nn.Linear(X.shape[1], _WIDTH), nn.ReLU(), nn.Dropout(_RATE)]
@@ -50,7 +50,8 @@ def conversion(settings: Settings) -> Rows:
     return rows
 
 
-def _data() -> tuple[Tensor, Tensor]:
+def standardised_diabetes() -> tuple[Tensor, Tensor]:
+    """Features and target of the diabetes data, in standard deviations from their means."""
     data = load_diabetes()
     X, y = (torch.tensor(part, dtype=torch.float32) for part in (data.X, data.y))
     return (X - X.mean(0)) / X.std(0), (y - y.mean()) / y.std()

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from mpgelu.estimators.ensemble import Ensemble
-from mpgelu.estimators.recipe import Covariance
 from mpgelu.layers import Linear
 from mpgelu.likelihoods import HeteroscedasticGaussian
-from mpgelu.networks import Stack, network
+from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
+from mpgelu.networks import FeatureScale, Stack, network
 from mpgelu.research.bench.measure import in_turns
 from mpgelu.research.bench.sections import FEATURES, RATE, Rows, Settings
 
@@ -28,7 +28,7 @@ LEVELS = (0.05, 0.5, 0.95)
 def onnx_latency(settings: Settings) -> Rows:
     """One row in onnxruntime on one thread: plain networks, and ours.
 
-    Ours give mean, standard deviation, epistemic and aleatoric variance, and where it says so three quantiles. Neither
+    Ours give mean, standard deviation, its epistemic and aleatoric parts, and where it says so three quantiles. Neither
     scales features or target: the plain ones have nothing to do it, ours nothing to do.
     """
     table: Rows = []
@@ -38,11 +38,11 @@ def onnx_latency(settings: Settings) -> Rows:
         x = torch.randn(1, FEATURES).numpy()
         graphs = {"deterministic": _deterministic(networks)}
         with tempfile.TemporaryDirectory() as folder:
-            for covariance in ("exact", "diagonal"):
+            for name, moments in (("exact", FactoredMoments), ("diagonal", DiagonalMoments)):
                 for words, levels in (("", ()), (", quantiles", LEVELS)):
                     path = Path(folder) / "model.onnx"
-                    _export(networks, covariance, levels, path)
-                    graphs[f"MP-GELU {covariance}{words}"] = path.read_bytes()
+                    _export(networks, moments, levels, path)
+                    graphs[f"MP-GELU {name}{words}"] = path.read_bytes()
         sessions = {name: _session(content) for name, content in graphs.items()}
         runs = {name: partial(session.run, None, {"features": x}) for name, session in sessions.items()}
         timings = in_turns(runs, 20 if settings.quick else 100 * settings.rounds)
@@ -57,13 +57,13 @@ def onnx_latency(settings: Settings) -> Rows:
     return table
 
 
-def _export(networks: Sequence[torch.nn.Module], covariance: Covariance, levels: Sequence[float], path: Path) -> None:
+def _export(networks: Sequence[torch.nn.Module], moments: type[Moments], levels: Sequence[float], path: Path) -> None:
     from mpgelu.export import export_onnx
 
     zero, one, count = torch.zeros(()), torch.ones(()), len(networks)
-    scales = (torch.zeros(FEATURES), torch.ones(FEATURES), zero, one)
-    weights = torch.full((count,), 1 / count)
-    export_onnx(Ensemble(Stack(networks), HeteroscedasticGaussian(), weights, *scales, covariance), path, levels)
+    weights, scaling = torch.full((count,), 1 / count), FeatureScale.identity(FEATURES)
+    ensemble = Ensemble([Stack(networks)], weights, HeteroscedasticGaussian(), scaling, zero, one, moments)
+    export_onnx(ensemble, path, levels)
 
 
 def _deterministic(networks: Sequence[torch.nn.Module]) -> bytes:
@@ -78,7 +78,7 @@ def _deterministic(networks: Sequence[torch.nn.Module]) -> bytes:
         weights, biases = _stacked([layer.weight.mT for layer in same]), _stacked([layer.bias[None] for layer in same])
         value = value.op("Gemm", weights, biases[0]) if len(networks) == 1 else value @ weights + biases
     if len(networks) > 1:
-        value = (value * (1 / len(networks))).sum(0)
+        value = value.op("ReduceMean", [0], keepdims=0)
     content: bytes = graph.model({"features": ["rows", FEATURES]}, {"y": (value, ["rows", 2])}, {}).SerializeToString()
     return content
 

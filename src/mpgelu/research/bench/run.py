@@ -9,13 +9,19 @@ import torch
 from rich.console import Console
 
 from mpgelu import native
+from mpgelu.research.bench.accuracy import accuracy
 from mpgelu.research.bench.conversion import conversion
 from mpgelu.research.bench.deployment import onnx_latency
 from mpgelu.research.bench.report import Results, environment
 from mpgelu.research.bench.sections import FEATURES, Rows, Settings
 from mpgelu.research.bench.sections import SECTIONS as IN_TORCH
 
-SECTIONS: dict[str, Callable[[Settings], Rows]] = {**IN_TORCH, "conversion": conversion, "onnx": onnx_latency}
+SECTIONS: dict[str, Callable[[Settings], Rows]] = {
+    **IN_TORCH,
+    "conversion": conversion,
+    "accuracy": accuracy,
+    "onnx": onnx_latency,
+}
 
 
 def run(

@@ -19,7 +19,7 @@ from mpgelu.likelihoods import HeteroscedasticGaussian
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
 from mpgelu.networks import Nonlinearity, Stack, network, paper_network, propagate
 from mpgelu.predictive import Predictive
-from mpgelu.research.bench.baselines import MCDropout, exact_by_hand, paper_relu
+from mpgelu.research.bench.baselines import MCDropout, SharedMasks, exact_by_hand, paper_relu
 from mpgelu.research.bench.measure import Timing, in_turns, special_functions
 
 ROWS = 4573  # the test set of Protein, the paper's largest
@@ -27,6 +27,7 @@ FEATURES = 9
 RATE = 0.05
 PAPER_CHUNKS = (32, 256)  # the best at n = 100 and at n = 20, of 32 to 4573 tried
 HAND_CHUNKS = (1024, ROWS)
+MASK_CHUNKS = (256, 1024)
 WIDEST_DENSE = 100  # n x n matrices of wider layers take minutes a turn
 
 Rows = list[dict[str, Any]]
@@ -73,7 +74,7 @@ def inference(settings: Settings) -> Rows:
         with torch.no_grad():
             timings = _best_chunk(in_turns(methods, settings.rounds))
             # In turns of their own: after a method of seconds the cache and the clock are not those of a fast one.
-            timings |= in_turns(compiled, 10 * settings.rounds)
+            timings |= _best_chunk(in_turns(compiled, 10 * settings.rounds))
         plain = timings["deterministic"].best
         table += [
             {"width": width, "method": name, "ms": 1e3 * t.best, "over deterministic": t.best / plain}
@@ -86,8 +87,8 @@ def _inference_methods(width: int, rows: int, compiled: bool) -> tuple[dict[str,
     """Eager methods, and compiled ones."""
     torch.manual_seed(0)
     x = torch.randn(rows, FEATURES)
-    mpgelu = paper_network("mpgelu", FEATURES, 2, RATE, width)
-    relu = paper_network("relu", FEATURES, 2, RATE, width)
+    mpgelu = paper_network(FEATURES, rate=RATE, width=width)
+    relu = paper_network(FEATURES, nonlinearity="relu", rate=RATE, width=width)
     relu_exact = nn.Sequential(*(ReLU("exact") if isinstance(m, ReLU) else m for m in relu))
     mc = MCDropout(FEATURES, width, 2, RATE)
     networks = {"mpgelu": mpgelu, "relu": relu}
@@ -96,6 +97,9 @@ def _inference_methods(width: int, rows: int, compiled: bool) -> tuple[dict[str,
     for name, nonlinearity, kind in METHODS:
         if dense or kind is not FullMoments:
             methods[name] = partial(propagate, networks[nonlinearity], x, moments=kind.certain)
+    shared = SharedMasks(mc.network, mc.samples)
+    for chunk in sorted({min(chunk, rows) for chunk in MASK_CHUNKS}):
+        methods[f"MC dropout, 50 shared masks/{chunk}"] = partial(_in_chunks, shared, x, chunk)
     for chunk in sorted({min(chunk, rows) for chunk in HAND_CHUNKS}):
         methods[f"MC dropout, 50 samples/{chunk}"] = partial(_in_chunks, mc, x, chunk)
         methods[f"exact, by hand/{chunk}"] = partial(exact_by_hand, mpgelu, x, chunk)
@@ -106,15 +110,15 @@ def _inference_methods(width: int, rows: int, compiled: bool) -> tuple[dict[str,
     for name in ("MP-GELU diagonal", "MP-GELU exact (factored)", "ReLU full, DVI"):
         if name in methods:
             methods[f"{name}, torch only"] = _without_native(methods[name])
-    return methods, _compiled(mpgelu, x) if compiled and native.can_compile() else {}
+    return methods, _compiled(mpgelu, shared, x) if compiled and native.can_compile() else {}
 
 
 def _in_chunks(function: Callable[[Tensor], tuple[Tensor, Tensor]], x: Tensor, chunk: int) -> tuple[Tensor, ...]:
     return tuple(map(torch.cat, zip(*map(function, torch.split(x, chunk)), strict=True)))
 
 
-def _compiled(network: nn.Sequential, x: Tensor) -> dict[str, Run]:
-    """The plain network and its moments through ``torch.compile``."""
+def _compiled(network: nn.Sequential, shared: SharedMasks, x: Tensor) -> dict[str, Run]:
+    """The plain network, its moments and Monte-Carlo dropout through ``torch.compile``."""
 
     def diagonal(x: Tensor) -> tuple[Tensor, Tensor]:
         moments = network(DiagonalMoments.certain(x))
@@ -128,6 +132,12 @@ def _compiled(network: nn.Sequential, x: Tensor) -> dict[str, Run]:
         "deterministic, compiled": partial(torch.compile(network.forward, fullgraph=True), x),
         "MP-GELU diagonal, compiled": partial(torch.compile(diagonal, fullgraph=True), x),
         "MP-GELU exact, compiled": partial(torch.compile(exact, fullgraph=True), x),
+        **{
+            f"MC dropout, 50 shared masks, compiled/{chunk}": partial(
+                _in_chunks, torch.compile(shared.forward, fullgraph=True), x, chunk
+            )
+            for chunk in MASK_CHUNKS
+        },
     }
 
 
@@ -149,14 +159,14 @@ def training(settings: Settings) -> Rows:
 def _training_methods(width: int, batch: int, compiled: bool) -> dict[str, Run]:
     torch.manual_seed(0)
     x, y = torch.randn(batch, FEATURES), torch.randn(batch)
-    plain = paper_network("mpgelu", FEATURES, 2, RATE, width)
+    plain = paper_network(FEATURES, rate=RATE, width=width)
     methods: dict[str, Run] = {"deterministic": _step(plain, plain, x, y)}
     for name, nonlinearity, kind in METHODS:
-        trained = paper_network(nonlinearity, FEATURES, 2, RATE, width)
+        trained = paper_network(FEATURES, nonlinearity=nonlinearity, rate=RATE, width=width)
         methods[name] = _step(trained, partial(_moments, trained, kind), x, y)
     sampled = MCDropout(FEATURES, width, 2, RATE).network
     methods["dropout network, one sample"] = _step(sampled, sampled, x, y)
-    relu = paper_network("relu", FEATURES, 2, RATE, width)
+    relu = paper_network(FEATURES, nonlinearity="relu", rate=RATE, width=width)
     exact = nn.Sequential(*(ReLU("exact") if isinstance(m, ReLU) else m for m in relu))
     methods["ReLU full, exact"] = _step(exact, partial(_moments, exact, FullMoments), x, y)
     for chunk in sorted({min(chunk, batch) for chunk in PAPER_CHUNKS}):
@@ -165,7 +175,7 @@ def _training_methods(width: int, batch: int, compiled: bool) -> dict[str, Run]:
         torch.compiler.reset()  # of one function only a few versions are kept
         methods["deterministic, compiled"] = _step(plain, torch.compile(plain, fullgraph=True), x, y)
         for name, nonlinearity, kind in METHODS[:2]:
-            network = paper_network(nonlinearity, FEATURES, 2, RATE, width)
+            network = paper_network(FEATURES, nonlinearity=nonlinearity, rate=RATE, width=width)
             forward = torch.compile(partial(_moments, network, kind), fullgraph=True)
             methods[f"{name}, compiled"] = _step(network, forward, x, y)
     return methods
@@ -183,7 +193,7 @@ def many_models(settings: Settings) -> Rows:
     """Steps per second of eighty small networks, trained as one stack and one by one."""
     count, batch, width = (4, 32, 8) if settings.quick else (80, 256, 20)
     torch.manual_seed(0)
-    networks = [paper_network("mpgelu", FEATURES, 2, RATE, width) for _ in range(count)]
+    networks = [paper_network(FEATURES, rate=RATE, width=width) for _ in range(count)]
     x, y = torch.randn(count, batch, FEATURES), torch.randn(count, batch)
     table: Rows = []
     kinds: dict[str, Kind] = {"diagonal": DiagonalMoments, "exact": FactoredMoments}
@@ -223,7 +233,7 @@ def latency(settings: Settings) -> Rows:
     x = torch.randn(1, FEATURES)
     table: Rows = []
     for width in (20, 100):
-        mpgelu = paper_network("mpgelu", FEATURES, 2, RATE, width)
+        mpgelu = paper_network(FEATURES, rate=RATE, width=width)
         methods: dict[str, Run] = {
             "deterministic": partial(mpgelu, x),
             "MP-GELU diagonal": partial(_moments, mpgelu, DiagonalMoments, x),
@@ -309,7 +319,7 @@ def counts(settings: Settings) -> Rows:
     x = torch.randn(rows, FEATURES)
     for width in settings.widths[:3]:
         for name, nonlinearity, kind in METHODS:
-            counted = paper_network(nonlinearity, FEATURES, 2, RATE, width)
+            counted = paper_network(FEATURES, nonlinearity=nonlinearity, rate=RATE, width=width)
             with torch.no_grad(), native.disabled():
                 found = special_functions(partial(_moments, counted, kind, x))
             per_row = {function: number / rows for function, number in found.items()}

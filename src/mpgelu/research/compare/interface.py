@@ -1,4 +1,4 @@
-"""What a compared method is: it is fitted to rows in original units and gives a distribution for each new row."""
+"""What a compared method is: it is fitted to rows in original units and predicts each new row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mpgelu.predictive import Predictive
+from mpgelu.research.compare.predicted import Predicted
 
 Rows = NDArray[np.float64]
 
@@ -20,8 +20,8 @@ class Method(Protocol):
     def fit(self, X: Rows, y: Rows) -> object:
         """Fit to features (rows, features) and targets (rows,)."""
 
-    def predict_distribution(self, X: Rows) -> Predictive:
-        """The distribution of the target for each row; one row is a table of one row."""
+    def predict_distribution(self, X: Rows) -> Predicted:
+        """Predict the target of each row: a distribution, or as much of it as the method gives."""
 
 
 class Standardised:
@@ -44,8 +44,8 @@ class Standardised:
         self.method.fit((X - self.X_mean) / self.X_scale, (y - self.y_mean) / self.y_scale)
         return self
 
-    def predict_distribution(self, X: Rows) -> Predictive:
-        """The method's distributions, in original units."""
+    def predict_distribution(self, X: Rows) -> Predicted:
+        """The method's predictions, in original units."""
         return self.method.predict_distribution((X - self.X_mean) / self.X_scale).affine(self.y_scale, self.y_mean)
 
 

@@ -1,4 +1,4 @@
-"""The neural peers: deep ensemble, MC dropout and Laplace, each on ReLU networks of one hidden layer.
+"""The neural peers: deep ensemble, MC dropout and Laplace, each on ReLU networks, of one hidden layer by default.
 
 All train with Adam (1e-2, cosine to 0) for a number of steps that depends on the number of rows. Networks of one
 method train side by side, as batched products.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,24 +34,29 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class DeepEnsemble:
-    """Five networks with mean and variance outputs, each with its own tenth of the rows held out.
+    """Networks with mean and variance outputs, five by default, each with its own tenth of the rows held out.
 
     Every member keeps the weights that were best on the rows it did not see (Lakshminarayanan et al., 2017).
 
     Args:
-        hidden: Units of the hidden layer.
+        hidden: Units of the hidden layer, or of each.
         seed: Of weights, batches and held-out rows.
+        members: Number of networks.
+        budget: Batch size and steps; `None` for those of all neural peers.
     """
 
-    def __init__(self, hidden: int, seed: int) -> None:
-        self.hidden, self.seed = hidden, seed
+    def __init__(
+        self, hidden: int | Sequence[int], seed: int, members: int = _MEMBERS, budget: tuple[int, int] | None = None
+    ) -> None:
+        self.hidden, self.seed, self.members, self.budget = hidden, seed, members, budget
 
     def fit(self, X: Rows, y: Rows) -> None:
         """Train the members side by side."""
         torch.manual_seed(self.seed)
-        parts = [held_out(len(y), _MEMBERS * self.seed + member) for member in range(_MEMBERS)]
+        parts = [held_out(len(y), self.members * self.seed + member) for member in range(self.members)]
         train, test = ([torch.from_numpy(part[i]) for part in parts] for i in (0, 1))
-        self.weights = _train(_tensor(X), _tensor(y), train, self.hidden, 2, _negative_log_density, test)
+        options: dict[str, Any] = {"test": test, "budget": self.budget}
+        self.weights = _train(_tensor(X), _tensor(y), train, self.hidden, 2, _negative_log_density, **options)
 
     def predict_distribution(self, X: Rows) -> Predictive:
         """The equal mixture of the members."""
@@ -166,16 +173,18 @@ def _train(
     X: Tensor,
     y: Tensor,
     train: list[Tensor],
-    hidden: int,
+    hidden: int | Sequence[int],
     outputs: int,
     loss: Loss,
     test: list[Tensor] | None = None,
     rate: float = 0.0,
+    budget: tuple[int, int] | None = None,
 ) -> list[Tensor]:
     """Train one network for each set of row numbers; with held-out rows each keeps its best weights."""
-    weights = _initial(len(train), X.shape[1], hidden, outputs)
+    widths = [hidden] if isinstance(hidden, int) else hidden
+    weights = _initial(len(train), [X.shape[1], *widths, outputs])
     best, lowest = weights, torch.full((len(train),), math.inf)
-    batch, steps = _SHORT if len(y) < _FEW_ROWS else _LONG
+    batch, steps = budget or (_SHORT if len(y) < _FEW_ROWS else _LONG)
     optimizer = torch.optim.Adam(weights, lr=_LEARNING_RATE, fused=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     sizes = torch.tensor([[len(rows)] for rows in train])
@@ -196,19 +205,24 @@ def _train(
     return [weight.detach() for weight in (weights if seen is None else best)]
 
 
-def _initial(members: int, inputs: int, hidden: int, outputs: int) -> list[Tensor]:
-    """Weights and biases of both layers, each with a leading dimension of members, as `nn.Linear` draws them."""
-    shapes = [(inputs, hidden), (1, hidden), (hidden, outputs), (1, outputs)]
-    bounds = [inputs**-0.5] * 2 + [hidden**-0.5] * 2
+def _initial(members: int, widths: Sequence[int]) -> list[Tensor]:
+    """Weights and biases of all layers, each with a leading dimension of members, as `nn.Linear` draws them."""
+    shapes = [shape for before, after in pairwise(widths) for shape in ((before, after), (1, after))]
+    bounds = [width**-0.5 for width in widths[:-1] for _ in range(2)]
     drawn = zip(shapes, bounds, strict=True)
     return [torch.empty(members, *shape).uniform_(-bound, bound).requires_grad_() for shape, bound in drawn]
 
 
 def _forward(weights: list[Tensor], X: Tensor, rate: float = 0.0) -> Tensor:
     """Outputs (..., rows, outputs) of one network, or of several at once."""
-    weight1, bias1, weight2, bias2 = weights
-    hidden = F.relu(F.dropout(X, rate) @ weight1 + bias1)
-    return F.dropout(hidden, rate) @ weight2 + bias2
+    *hidden, (weight, bias) = _layers(weights)
+    for inner, shift in hidden:
+        X = F.relu(F.dropout(X, rate) @ inner + shift)
+    return F.dropout(X, rate) @ weight + bias
+
+
+def _layers(weights: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(weights[::2], weights[1::2], strict=True))
 
 
 def _mean_and_variance(outputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import joblib
 import numpy as np
@@ -27,17 +27,18 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from threadpoolctl import threadpool_limits
+from torch import Tensor
 
 from mpgelu import native
 from mpgelu.predictive import Predictive
 from mpgelu.research.compare.interface import Method, Rows
 from mpgelu.research.compare.methods import METHODS
-from mpgelu.research.datasets import Dataset, Split, load_uci
+from mpgelu.research.compare.predicted import Predicted, scores
+from mpgelu.research.datasets import SETS, Dataset, Split, load_uci
 from mpgelu.research.paper.uci import versions
 from mpgelu.research.store import Record, Store
 
 IDENTITY = ("method", "dataset", "split")
-LEVEL = 0.9
 
 _WHOLE_CALLS, _ROW_CALLS = 5, 50
 _TIMING_SECONDS = 5.0  # a slow method is timed by fewer calls
@@ -56,14 +57,29 @@ class Task:
         return f"{self.dataset} split {self.split} {METHODS[self.method].title}"
 
 
-def tasks(methods: Sequence[str], datasets: Sequence[str], splits: Sequence[int], data: str | None) -> list[Task]:
-    """All combinations, data set by data set and there method by method; splits that a set lacks are left out."""
+def tasks(
+    methods: Sequence[str],
+    datasets: Sequence[str],
+    splits: Sequence[int] | Literal["report", "development"],
+    data: str | None,
+) -> list[Task]:
+    """All combinations, data set by data set and there method by method.
+
+    Splits that a set lacks are left out, and sets with more rows than a method is meant for.
+
+    Args:
+        methods: Keys of `METHODS`.
+        datasets: Keys of `SETS`.
+        splits: Numbers of splits, or which of the two parts of every set's splits.
+        data: Folder of the data sets, see :func:`load_uci`.
+    """
     available = {name: range(len(load_uci(name, data).splits)) for name in datasets}  # also downloads
     return [
         Task(method, dataset, split)
         for dataset in datasets
         for method in methods
-        for split in splits
+        if SETS[dataset].rows <= METHODS[method].most_rows
+        for split in (getattr(SETS[dataset], splits) if isinstance(splits, str) else splits)
         if split in available[dataset]
     ]
 
@@ -81,7 +97,8 @@ def run(wanted: Sequence[Task], path: Path, *, data: str | None = None, jobs: in
         DataError: A data set or the store cannot be read or written.
     """
     store = Store(path.resolve(), IDENTITY)
-    data = None if data is None else str(Path(data).expanduser().resolve())
+    if data is not None:
+        data = os.pathsep.join(str(Path(folder).expanduser().resolve()) for folder in data.split(os.pathsep))
     done = {store.key(record) for record in store if "error" not in record}
     left = [task for task in wanted if store.key(asdict(task)) not in done]
     parallel = joblib.Parallel(n_jobs=jobs, batch_size=1, pre_dispatch="n_jobs", return_as="generator_unordered")
@@ -149,13 +166,12 @@ def evaluate(task: Task, dataset: Dataset) -> Record:
         exact = _double(method.predict_distribution(X))
         whole = min(_seconds(lambda: _summary(method, X), _WHOLE_CALLS))
         row = statistics.median(_seconds(lambda: _summary(method, X[:1]), _ROW_CALLS))
-    predictive = exact.matched() if recipe.matched else exact
+    predicted = exact.matched() if recipe.matched and isinstance(exact, Predictive) else exact
     return {
         "rows": len(y),
-        **_scores(predictive, y),
-        "log_likelihood_mixture": _log_likelihood(exact, y),
-        "log_likelihood_gaussian": _log_likelihood(exact.matched(), y),
-        **_scores_of_new_rows(predictive, y, _repeats(dataset, split)),
+        **scores(predicted, torch.from_numpy(y)),
+        **_both_log_likelihoods(exact, torch.from_numpy(y)),
+        **_scores_of_new_rows(predicted, y, _repeats(dataset, split)),
         "fit_seconds": fit_seconds,
         "fit_cpu_seconds": fit_cpu_seconds,
         "predict_us_per_row": 1e6 * whole / len(y),
@@ -163,26 +179,18 @@ def evaluate(task: Task, dataset: Dataset) -> Record:
     }
 
 
-def _scores(predictive: Predictive, y: Rows) -> dict[str, float]:
-    targets = torch.from_numpy(y)
-    lower, upper = predictive.interval(LEVEL)
-    return {
-        "log_likelihood": _log_likelihood(predictive, y),
-        "rmse": (predictive.mean - targets).square().mean().sqrt().item(),
-        "crps": predictive.crps(targets).mean().item(),
-        "coverage90": ((lower <= targets) & (targets <= upper)).double().mean().item(),
-        "width90": (upper - lower).mean().item(),
-    }
+def _both_log_likelihoods(predicted: Predicted, y: Tensor) -> dict[str, float]:
+    """Of the mixture, and of the Gaussian with its mean and variance."""
+    if not isinstance(predicted, Predictive):
+        return {}
+    both = {"mixture": predicted, "gaussian": predicted.matched()}
+    return {f"log_likelihood_{name}": one.log_prob(y).mean().item() for name, one in both.items()}
 
 
-def _scores_of_new_rows(predictive: Predictive, y: Rows, repeats: NDArray[np.bool_]) -> dict[str, float]:
-    count = int(repeats.sum())
-    scores = _scores(predictive[~repeats], y[~repeats]) if 0 < count < len(y) else {}
-    return {"repeats": count, **{f"{name}_new": value for name, value in scores.items()}}
-
-
-def _log_likelihood(predictive: Predictive, y: Rows) -> float:
-    return predictive.log_prob(torch.from_numpy(y)).mean().item()
+def _scores_of_new_rows(predicted: Predicted, y: Rows, repeats: NDArray[np.bool_]) -> dict[str, float]:
+    count, new = int(repeats.sum()), torch.from_numpy(~repeats)
+    found = scores(predicted[new], torch.from_numpy(y)[new]) if 0 < count < len(y) else {}
+    return {"repeats": count, **{f"{name}_new": value for name, value in found.items()}}
 
 
 def _repeats(dataset: Dataset, split: Split) -> NDArray[np.bool_]:
@@ -192,14 +200,18 @@ def _repeats(dataset: Dataset, split: Split) -> NDArray[np.bool_]:
     return np.array([row.tobytes() in known for row in table[split.test]])
 
 
-def _double(predictive: Predictive) -> Predictive:
-    """The same distributions in float64, so that scores add no rounding."""
-    return Predictive(**{field.name: getattr(predictive, field.name).double() for field in fields(predictive)})
+def _double(predicted: Predicted) -> Predicted:
+    """The same predictions in float64, so that scores add no rounding."""
+    if not isinstance(predicted, Predictive):
+        return predicted.double()
+    return Predictive(**{field.name: getattr(predicted, field.name).double() for field in fields(predicted)})
 
 
 def _summary(method: Method, X: Rows) -> None:
-    predictive = method.predict_distribution(X)
-    _ = predictive.mean, predictive.stddev
+    predicted = method.predict_distribution(X)
+    _ = predicted.mean
+    if isinstance(predicted, Predictive):
+        _ = predicted.stddev
 
 
 def _seconds(call: Callable[[], None], calls: int) -> list[float]:
@@ -278,4 +290,6 @@ def _outcome(record: dict[str, Any]) -> str:
     task = Task(record["method"], record["dataset"], record["split"])
     if "error" in record:
         return f"{task} failed: {record['error']}"
-    return f"{task}: log-likelihood {record['log_likelihood']:.3f}, {record['seconds']:.1f} s"
+    shown = {"log_likelihood": "log-likelihood", "crps": "CRPS", "rmse": "RMSE"}
+    found = [f"{words} {record[name]:.4g}" for name, words in shown.items() if record.get(name) is not None]
+    return f"{task}: {', '.join(found)}, {record['seconds']:.1f} s"

@@ -174,14 +174,16 @@ def show_number(value: float, form: str) -> str:
 def _splits_and_rate(row: pd.Series) -> str:
     if row["splits"] == 0:
         return MISSING
-    return f"{row['splits']}, {row['rate']:g}" + (f" ({row['source']})" if pd.notna(row["source"]) else "")
+    searched = f" ({row['searched']} searched)" if row["searched"] < row["splits"] else ""
+    return f"{row['splits']}{searched}, {row['rate']:g}" + (f" ({row['source']})" if pd.notna(row["source"]) else "")
 
 
 def _caption(rows: pd.DataFrame) -> str:
     """What the table shows, and what it lacks of the paper's protocol."""
     done = rows[rows["splits"] > 0]
     sources = done.dropna(subset="source").drop_duplicates("source").sort_values("source")
-    partial = rows_of(done[done["splits"] != PAPER_SPLITS])
+    partial = rows_of(done[done["splits"] < done["published"]])
+    fewer = rows[(rows["published"] < PAPER_SPLITS) & (rows["splits"] > 0)].drop_duplicates("dataset")
     broken = rows_of(done[done["nll"].isna() | done["rmse"].isna()])
     setting = rows.iloc[0]
     sentences = [
@@ -189,11 +191,22 @@ def _caption(rows: pd.DataFrame) -> str:
         "Ours (mean ± standard error over splits), the paper's, and their difference in combined standard "
         f"errors, marked ≠ beyond {LIMIT:g}.",
         _listing("Rate chosen by", [f"({row['source']}) {row['rate_from']}" for row in rows_of(sources)]),
+        _NOT_SEARCHED if (done["searched"] < done["splits"]).any() else "",
         _listing("The table is incomplete; missing:", [cell_name(row) for row in rows_of(rows[rows["splits"] == 0])]),
-        _listing(f"Partial, not {PAPER_SPLITS} splits:", [f"{cell_name(row)} ({row['splits']})" for row in partial]),
+        _listing("Partial, not all published splits:", [f"{cell_name(row)} ({row['splits']})" for row in partial]),
+        _listing(
+            f"Fewer than the paper's {PAPER_SPLITS} splits are published for",
+            [f"{row['dataset'].capitalize()} ({row['published']})" for row in rows_of(fewer)],
+        ),
         _listing("Not finite on some split:", [cell_name(row) for row in broken]),
     ]
     return " ".join(sentence for sentence in sentences if sentence)
+
+
+_NOT_SEARCHED = (
+    '"n searched": the search for the rate was run on n of the splits; the others take the rate without a search of '
+    "their own."
+)
 
 
 def _listing(heading: str, items: list[str]) -> str:

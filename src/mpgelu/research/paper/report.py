@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from mpgelu.errors import DataError
+from mpgelu.research.paper.agreement import repeats
 from mpgelu.research.paper.costs import costs
 from mpgelu.research.paper.layout import (
     MISSING,
@@ -21,8 +22,19 @@ from mpgelu.research.paper.layout import (
     show_paper,
     show_z,
 )
-from mpgelu.research.paper.paired import LEVEL, paired_test
-from mpgelu.research.paper.tables import COMPARED, LIMIT, NETWORKS, PAPER_SPLITS, SETTING, SETTINGS, compare, summarise
+from mpgelu.research.paper.paired import LEVEL, OTHERS, paired_test
+from mpgelu.research.paper.tables import (
+    COMPARED,
+    LIMIT,
+    NETWORKS,
+    PAPER_SPLITS,
+    PUBLISHED_SPLITS,
+    SETTING,
+    SETTINGS,
+    compare,
+    summarise,
+)
+from mpgelu.research.paper.variants import VARIANTS
 from mpgelu.research.store import Store
 from mpgelu.storage.files import write_atomically
 
@@ -49,16 +61,55 @@ def overview(comparison: pd.DataFrame) -> str:
 
 
 def _agreement(comparison: pd.DataFrame) -> str:
-    complete = comparison[comparison["splits"] == PAPER_SPLITS]
+    complete = comparison[comparison["splits"] >= comparison["published"]]
     missing = int((comparison["splits"] == 0).sum())
     nll, rmse = (list(complete[f"{metric}_agrees"]) for metric in COMPARED)
     counts = (
-        f"Of {len(comparison)} cells {len(complete)} have {PAPER_SPLITS} splits, {missing} have none and "
-        f"{len(comparison) - len(complete) - missing} another number. "
-        f"Of those with {PAPER_SPLITS}, within {LIMIT:g} combined standard errors of the paper:"
+        f"Of {len(comparison)} cells {len(complete)} have all published splits, {missing} have none and "
+        f"{len(comparison) - len(complete) - missing} some. "
+        f"Of those with all, within {LIMIT:g} combined standard errors of the paper:"
     )
     body = [["NLL", _share(nll)], ["RMSE", _share(rmse)], ["together", _share(nll + rmse)]]
     return f"{counts}\n\n{markdown(['', 'agree'], body)}"
+
+
+def same_splits(repeated: pd.DataFrame) -> str:
+    """Say in Markdown how lenient combined standard errors are, and what a stricter comparison finds.
+
+    Args:
+        repeated: From `repeats`.
+
+    Returns:
+        A section with the cells that differ from the paper by more than training again on the same splits would.
+    """
+    heading = "## Agreement on the same splits"
+    if not len(repeated):
+        return f"{heading}\n\nNo cell was trained with a second seed, so that this cannot be judged.\n"
+    ratio, correlation = repeated["combined_se"] / repeated["repeat_se"], repeated["correlation"]
+    text = (
+        "Combined standard errors treat the paper's splits and ours as independent. They are the same splits, whose "
+        "difficulty cancels in the difference, so that the limit above is too wide. Where we have several seeds, the "
+        "spread of a split's score over seeds says what training again would change: between two of our own seeds the "
+        f"splits' scores correlate by {correlation.median():.2f} in the median ({correlation.min():.2f} to "
+        f"{correlation.max():.2f}), and a combined standard error is {ratio.median():.1f} times that of the difference "
+        f"between the paper and the mean over our seeds in the median ({ratio.min():.1f} to {ratio.max():.1f} times). "
+        f"By the stricter measure, within {LIMIT:g} standard errors:"
+    )
+    agrees = [list(repeated.loc[repeated["metric"] == metric, "agrees"]) for metric in COMPARED]
+    body = [[metric.upper(), _share(cells)] for metric, cells in zip(COMPARED, agrees, strict=True)]
+    body.append(["together", _share([cell for cells in agrees for cell in cells])])
+    head = ["outputs", "covariance", "cell", "metric", "seeds", "correlation", "ours", "paper", "standard error", "z"]
+    beyond = [
+        [
+            *(str(row["outputs"]), row["covariance"], cell_name(row), row["metric"].upper(), str(row["seeds"])),
+            *(f"{row['correlation']:.2f}", f"{row['ours']:.3f}", f"{row['paper']:.3f}", f"{row['repeat_se']:.3f}"),
+            f"{row['z']:+.1f}",
+        ]
+        for row in rows_of(repeated[~repeated["agrees"].astype(bool)])
+    ]
+    listed = f"Beyond it:\n\n{markdown(head, beyond)}" if beyond else "None is beyond it."
+    note = "Ours is the mean over seeds here. `agreement.csv` has all cells."
+    return f"{heading}\n\n{text}\n\n{markdown(['', 'agree'], body)}\n\n{listed}\n\n{note}\n"
 
 
 def _share(cells: list[bool]) -> str:
@@ -115,54 +166,76 @@ def _disagreements(comparison: pd.DataFrame) -> str:
     return markdown(head, body) if body else "None."
 
 
-def verdict(paired: pd.DataFrame) -> str:
-    """Say in Markdown where MP-GELU or ReLU is shown to be better, and where nothing is shown.
+NOT_CHANCE = "Is the difference between MP-GELU and ReLU more than chance?"
+FIRST_LAYER = "GELU in the first layer"
+_QUESTIONS = {NOT_CHANCE: ("relu", "relu_input"), FIRST_LAYER: ("gelu_input", "gelu_hidden")}
+_AGAINST = {
+    "relu": "ReLU with dropout before each dense layer, as in the paper",
+    "relu_input": "ReLU with dropout on the input alone, as MP-GELU has it",
+    "gelu_input": "GELU on the features in place of dropout",
+    "gelu_hidden": "GELU as the first nonlinearity and no dropout",
+}
 
-    If some comparisons were repeated with several seeds, only those count: they are the repeat study.
+
+def verdict(paired: pd.DataFrame, question: str) -> str:
+    """Say in Markdown where MP-GELU or another network is shown to be better, and where nothing is shown.
+
+    Comparisons on fewer than the published splits are left out, unless there are no others.
 
     Args:
         paired: From `paired_test`.
+        question: `NOT_CHANCE`, against both ReLU networks, or `FIRST_LAYER`, against both that begin with GELU.
 
     Returns:
         A section: how often each network is better after Holm's correction, and the table of comparisons.
     """
-    repeated = paired[paired["seeds"] >= 2]
-    rows = repeated if len(repeated) else paired
-    head = ["outputs", "covariance", "data set", "splits", "seeds"]
+    asked = paired[paired["against"].isin(_QUESTIONS[question])]
+    if not len(asked):
+        return f"## {question}\n\nNo split was run with both networks.\n"
+    published = asked["dataset"].map(PUBLISHED_SPLITS).fillna(PAPER_SPLITS)
+    complete = asked[asked["splits"] >= published]
+    rows = complete if len(complete) else asked
+    left_out = (len(asked) - len(rows)) // len(COMPARED)
+    head = ["outputs", "covariance", "data set", "against", "splits", "seeds"]
     head += [f"{metric.upper()} {what}" for metric in COMPARED for what in ("difference", "p", "verdict")]
-    body = [_comparison(cells) for _, cells in rows.groupby(SETTING, sort=False)]
-    heading = "## Is the difference between MP-GELU and ReLU more than chance?"
-    if not body:
-        return f"{heading}\n\nNo split was run with both networks.\n"
-    which = "Repeated with several seeds" if len(repeated) else "No comparison was repeated with a second seed"
+    body = [_comparison(cells) for _, cells in rows.groupby([*SETTING, "against"], sort=False)]
     text = (
-        f"{which}: {len(body)} comparison{'s' * (len(body) != 1)} on the same splits and seeds. {_counts(rows)} "
-        "Differences are MP-GELU - ReLU (negative: MP-GELU is better) ± standard error, by the corrected resampled "
-        "t-test. P-values carry Holm's correction for all tests of a metric in `paired.csv`; a verdict needs "
-        f"p < {LEVEL:g}. Where no difference is shown, there may still be one."
+        "Both networks of a comparison have the same splits, seeds and starting weights. Differences are MP-GELU - "
+        "other (negative: MP-GELU is better) ± standard error, by the corrected resampled t-test. P-values carry "
+        "Holm's correction for all tests of a metric against the same network in `paired.csv`, which has the "
+        f"dropout rates too; a verdict needs p < {LEVEL:g}. Where no difference is shown, there may still be one."
     )
-    return f"{heading}\n\n{text}\n\n{markdown(head, body)}\n"
+    if left_out:
+        text += f" {left_out} comparison{'s' * (left_out > 1)} on part of the published splits: see `paired.csv`."
+    counts = [_counts(rows[rows["against"] == other], _AGAINST[other]) for other in _QUESTIONS[question]]
+    listed = "\n".join(f"- {line}" for line in counts if line)
+    return f"## {question}\n\n{text}\n\n{listed}\n\n{markdown(head, body)}\n"
 
 
-def _counts(rows: pd.DataFrame) -> str:
-    sentences = []
+def _counts(rows: pd.DataFrame, against: str) -> str:
+    """How often each is shown better, and the median difference."""
+    if not len(rows):
+        return ""
+    parts = []
     for metric in COMPARED:
-        verdicts = list(rows.loc[rows["metric"] == metric, "verdict"])
-        mpgelu, relu = (verdicts.count(f"{network} better") for network in NETWORKS.values())
-        sentences.append(
-            f"By {metric.upper()}, MP-GELU is shown better in {mpgelu} of {len(verdicts)}, ReLU in {relu}, "
-            f"and no difference in {len(verdicts) - mpgelu - relu}."
+        tests = rows[rows["metric"] == metric]
+        verdicts = list(tests["verdict"])
+        mpgelu, neither = verdicts.count("MP-GELU better"), verdicts.count("no difference shown")
+        other = len(verdicts) - mpgelu - neither
+        parts.append(
+            f"by {metric.upper()} MP-GELU is shown better in {mpgelu} of {len(verdicts)}, the other in {other}, no "
+            f"difference in {neither}; median difference {show_number(tests['mean_difference'].median(), '+.4f')}"
         )
-    return " ".join(sentences)
+    return f"Against {against}: {'; '.join(parts)}."
 
 
 def _comparison(cells: pd.DataFrame) -> list[str]:
     """A data set in one setting: both metrics on one line."""
     first = cells.iloc[0]
-    line = [str(first["outputs"]), first["covariance"], first["dataset"].capitalize()]
+    line = [str(first["outputs"]), first["covariance"], first["dataset"].capitalize(), OTHERS[first["against"]]]
     line += [str(first["splits"]), str(first["seeds"])]
     for row in rows_of(cells):
-        difference = f"{show_number(row['mean_difference'], '+.3f')} ± {show_number(row['corrected_se'], '.3f')}"
+        difference = f"{show_number(row['mean_difference'], '+.4f')} ± {show_number(row['corrected_se'], '.4f')}"
         line += [difference, show_number(row["p_holm"], ".2g"), row["verdict"]]
     return line
 
@@ -171,11 +244,12 @@ def write_tables(store_path: str | os.PathLike[str], out_folder: str | os.PathLi
     """Write every table and the summary of a store.
 
     The files are `tables.csv`, `table_1` to `table_4` as `.md` and `.tex` in the paper's order (outputs 2
-    full, 2 diagonal, 1 full, 1 diagonal), `summary.md` and `paired.csv`. Each replaces its old version at
-    once. The same records give the same bytes.
+    full, 2 diagonal, 1 full, 1 diagonal), `summary.md`, `paired.csv` and `agreement.csv`. Each replaces its old
+    version at once. The same records give the same bytes.
 
     Args:
-        store_path: A file of records, see `Store`.
+        store_path: A file of records, see `Store`. Records of variants (`VARIANTS`) are looked for beside it, in a
+            file named after each; they count in the paired tests alone.
         out_folder: Made if it is not there.
 
     Raises:
@@ -186,11 +260,16 @@ def write_tables(store_path: str | os.PathLike[str], out_folder: str | os.PathLi
         raise DataError(f"write_tables: no records in {store_path}; is this the file the runs were stored in?")
     summary = summarise(frame)
     comparison = compare(summary)
-    paired = paired_test(frame)
+    beside = [Store(Path(store_path).with_name(f"{variant}.jsonl")).frame() for variant in VARIANTS]
+    paired = paired_test(pd.concat([frame, *(records for records in beside if len(records))], ignore_index=True))
+    repeated = repeats(frame)
+    sections = [overview(comparison), same_splits(repeated)]
+    sections += [verdict(paired, question) for question in _QUESTIONS]
     texts = {
         "tables.csv": _csv(summary),
-        "summary.md": f"{overview(comparison)}\n{verdict(paired)}\n{costs(frame)}",
+        "summary.md": "\n".join([*sections, costs(frame)]),
         "paired.csv": _csv(paired),
+        "agreement.csv": _csv(repeated),
     }
     for number, setting in enumerate(SETTINGS, start=1):
         texts[f"table_{number}.md"] = markdown_table(comparison, *setting)

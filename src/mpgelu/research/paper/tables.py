@@ -24,6 +24,7 @@ from mpgelu.errors import InputError
 SETTINGS = ((2, "full"), (2, "diagonal"), (1, "full"), (1, "diagonal"))
 RATES = (0.005, 0.01, 0.05, 0.1)
 PAPER_SPLITS = 20
+PUBLISHED_SPLITS = {"protein": 5}  # of the published splits, where they are not 20
 NETWORKS = {"mpgelu": "MP-GELU", "relu": "ReLU"}
 COMPARED = ("nll", "rmse")
 SETTING = ["outputs", "covariance", "dataset"]
@@ -36,7 +37,7 @@ _VALIDATION = {rate: f"validation_nll_{rate}" for rate in RATES}
 _NEEDED = ["kind", *_CELL, "seed", "split", "rate", "nll"]
 _NUMBERS = ["rate", *COMPARED, *_EXTRA, "coverage90", *_RUNTIMES, "seconds"]
 _OURS = [
-    *("splits", "rate", "rate_from", *_VALIDATION.values()),
+    *("splits", "searched", "rate", "rate_from", *_VALIDATION.values()),
     *(name for metric in _EXTRA for name in (metric, f"{metric}_se")),
     *("coverage90", "runtime_factored_s", "seconds"),
 ]
@@ -44,7 +45,7 @@ _PAPER_SE_FLOOR = 0.0005
 
 
 def paper_table() -> pd.DataFrame:
-    """The paper's numbers, one row per cell in the paper's order; a misprinted runtime is corrected."""
+    """The paper's numbers, one row per cell in the paper's order, with two misprints corrected: see docs/errata.md."""
     with (files("mpgelu.research.paper") / "paper_tables.csv").open(encoding="utf-8") as file:
         return pd.read_csv(file)
 
@@ -61,15 +62,16 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         One row per cell that has test records, in the paper's order: the paper's columns, then `splits`,
-        `rate`, `rate_from`, the mean validation NLL of each rate, the extra metrics and the sum of
-        `seconds`.
+        `searched` (on how many of these the cell's own search for the rate was run), `rate`, `rate_from` (every
+        way in which the rate was chosen), the mean validation NLL of each rate, the extra metrics and the sum
+        of `seconds`.
     """
     tests = _by_cell(counted(frame, "test", seed=0))
     searches = _by_cell(counted(frame, "validation", seed=0))
     runtimes = _runtimes(frame)
     paper = paper_table()
     rows = [
-        {**known, **_averages(tests[cell]), **_search(searches.get(cell)), **runtimes.get(cell, {})}
+        {**known, **_averages(tests[cell]), **_search(searches.get(cell), tests[cell]), **runtimes.get(cell, {})}
         for known in paper[["label", "n", "q", *_CELL]].to_dict("records")
         if (cell := tuple(known[field] for field in _CELL)) in tests
     ]
@@ -107,8 +109,8 @@ def _by_cell(rows: pd.DataFrame) -> dict[Any, pd.DataFrame]:
 
 
 def _averages(rows: pd.DataFrame) -> dict[str, Any]:
-    last = rows.iloc[-1]
-    summary = {"splits": len(rows), "rate": last["rate"], "rate_from": last["rate_from"]}
+    sources = sorted(rows["rate_from"].dropna().unique())
+    summary = {"splits": len(rows), "rate": rows["rate"].iloc[-1], "rate_from": "; ".join(sources) or math.nan}
     for metric in (*COMPARED, *_EXTRA):
         summary[metric] = rows[metric].mean(skipna=False)
         summary[f"{metric}_se"] = rows[metric].std(skipna=False) / math.sqrt(len(rows))
@@ -117,11 +119,14 @@ def _averages(rows: pd.DataFrame) -> dict[str, Any]:
     return summary
 
 
-def _search(rows: pd.DataFrame | None) -> dict[str, float]:
-    """Mean validation NLL of each rate; NaN for a rate that was not tried."""
+def _search(rows: pd.DataFrame | None, tests: pd.DataFrame) -> dict[str, float]:
+    """Number of tested splits that were searched, and the mean validation NLL of each rate, NaN if it was not tried."""
     if rows is None:
-        return {}
-    return {name: rows.loc[rows["rate"] == rate, "nll"].mean(skipna=False) for rate, name in _VALIDATION.items()}
+        return {"searched": 0}
+    searched = int(tests["split"].isin(rows["split"]).sum())
+    return {"searched": searched} | {
+        name: rows.loc[rows["rate"] == rate, "nll"].mean(skipna=False) for rate, name in _VALIDATION.items()
+    }
 
 
 def _runtimes(frame: pd.DataFrame) -> dict[Any, dict[str, float]]:
@@ -142,14 +147,17 @@ def compare(summary: pd.DataFrame) -> pd.DataFrame:
         summary: From `summarise`.
 
     Returns:
-        One row per cell of the paper, in its order, `splits` 0 where we have nothing. The paper's columns
-        end in `_paper`; the new ones are `<metric>_<name>` for `nll` and `rmse` and the four names above.
+        One row per cell of the paper, in its order, `splits` 0 where we have nothing and `published` the number of
+        published splits. The paper's columns end in `_paper`; the new ones are `<metric>_<name>` for `nll` and
+        `rmse` and the four names above.
     """
     ours = summary.drop(columns=["label", "n", "q"]).astype({"outputs": int})
     table = paper_table().merge(ours, on=_CELL, how="left", suffixes=("_paper", ""))
     numbers = [name for name in ours if name not in (*_CELL, "rate_from")]
     table = table.astype(dict.fromkeys(numbers, float))
-    table["splits"] = table["splits"].fillna(0).astype(int)
+    for name in ("splits", "searched"):
+        table[name] = table[name].fillna(0).astype(int)
+    table["published"] = table["dataset"].map(PUBLISHED_SPLITS).fillna(PAPER_SPLITS).astype(int)
     for metric in COMPARED:
         se_paper = table[f"{metric}_se_paper"].clip(lower=_PAPER_SE_FLOOR)
         table[f"{metric}_difference"] = table[metric] - table[f"{metric}_paper"]

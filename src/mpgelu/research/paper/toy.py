@@ -41,7 +41,10 @@ class ToyResult:
     predictive: Predictive
 
     def summary(self) -> dict[str, float]:
-        """Mean predictive standard deviation inside and outside the training range, and its epistemic part."""
+        """Mean predictive standard deviation inside and outside the training range, and its epistemic part.
+
+        The share is that of the epistemic in the total variance, both averaged over the range.
+        """
         inside = self.grid.abs() <= _EDGE
         total, epistemic = self.predictive.stddev, self.predictive.epistemic_variance.sqrt()
         return {
@@ -49,6 +52,8 @@ class ToyResult:
             "stddev_outside": total[~inside].mean().item(),
             "epistemic_inside": epistemic[inside].mean().item(),
             "epistemic_outside": epistemic[~inside].mean().item(),
+            "epistemic_share_inside": (epistemic[inside].square().mean() / total[inside].square().mean()).item(),
+            "epistemic_share_outside": (epistemic[~inside].square().mean() / total[~inside].square().mean()).item(),
         }
 
 
@@ -68,7 +73,7 @@ def run_toy(nonlinearity: Nonlinearity, *, epochs: int = 1000, seed: int = 0, pr
     """Train one network of the paper as the paper does: SGD, learning rate 0.1, full batches, full covariance."""
     x, y = toy_data(seed)
     torch.manual_seed(seed)
-    network, likelihood = paper_network(nonlinearity, 1, 2, _RATE), HeteroscedasticGaussian()
+    network, likelihood = paper_network(1, nonlinearity=nonlinearity, rate=_RATE), HeteroscedasticGaussian()
     history = fit(
         network,
         likelihood,

@@ -12,7 +12,7 @@ import itertools
 import platform
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata
@@ -26,16 +26,17 @@ from mpgelu import native
 from mpgelu.errors import DataError
 from mpgelu.likelihoods import Gaussian, HeteroscedasticGaussian
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
-from mpgelu.networks import Nonlinearity, Stack, paper_network
+from mpgelu.networks import Nonlinearity, Stack
 from mpgelu.research.datasets import Dataset, Split, load_uci
 from mpgelu.research.paper.tables import RATES, SETTINGS
+from mpgelu.research.paper.variants import Network, build, input_moments
 from mpgelu.research.store import Store
 from mpgelu.training import fit
 
 IDENTITY = ("kind", "dataset", "nonlinearity", "outputs", "covariance", "seed", "split", "rate")
 LARGE = ("kin8nm", "naval", "power", "protein")
 GIVEN = "given"  # how a rate was chosen that was not searched for
-NONLINEARITIES: tuple[Nonlinearity, ...] = ("mpgelu", "relu")
+PAPER_NETWORKS: tuple[Nonlinearity, ...] = ("mpgelu", "relu")
 
 _EPOCHS = 500
 _BATCH = 256
@@ -50,7 +51,7 @@ class Cell:
     """A data set and a network in one setting of the paper."""
 
     dataset: str
-    nonlinearity: Nonlinearity
+    nonlinearity: Network
     outputs: int
     covariance: str
     seed: int = 0
@@ -58,7 +59,7 @@ class Cell:
     @property
     def is_full_relu(self) -> bool:
         """Whether this is the network whose covariance is expensive."""
-        return self.nonlinearity == "relu" and self.covariance == "full"
+        return self.nonlinearity in ("relu", "relu_input") and self.covariance == "full"
 
     def __str__(self) -> str:
         """Words for the progress bar."""
@@ -100,16 +101,21 @@ class Effort:
         return min(available, wanted or available)
 
 
-def cells(datasets: Sequence[str], tables: Sequence[int] = (1, 2, 3, 4), seeds: Iterable[int] = (0,)) -> Iterator[Cell]:
+def cells(
+    datasets: Sequence[str],
+    tables: Sequence[int] = (1, 2, 3, 4),
+    seeds: Iterable[int] = (0,),
+    networks: Sequence[Network] = PAPER_NETWORKS,
+) -> Iterator[Cell]:
     """All cells of the given tables, the cheap networks first."""
     settings = [SETTINGS[number - 1] for number in tables]
     found = [
         Cell(dataset, nonlinearity, outputs, covariance, seed)
-        for dataset, nonlinearity, (outputs, covariance), seed in itertools.product(
-            datasets, NONLINEARITIES, settings, seeds
-        )
+        for dataset, nonlinearity, (outputs, covariance), seed in itertools.product(datasets, networks, settings, seeds)
     ]
-    return iter(sorted(found, key=lambda cell: (cell.nonlinearity == "relu", cell.covariance == "full")))
+    return iter(
+        sorted(found, key=lambda cell: (cell.nonlinearity in ("relu", "relu_input"), cell.covariance == "full"))
+    )
 
 
 def run_cell(cell: Cell, effort: Effort, store: Store, data: str | None = None) -> Iterator[int]:
@@ -220,8 +226,9 @@ def _train(
         batch_size=_BATCH,
         drop_last=True,  # the paper does not say so, but only this lands on its numbers
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=_LEARNING_RATE),
-        moments=_MOMENTS[cell.covariance].certain,
+        moments=_input(cell),
         seed=cell.seed,
+        shuffle=_shuffle(len(dataset.splits), len(parts[0].y), [split for split, _ in models]),
         progress=False,
     )
     if history.interrupted:  # half-trained models are no results
@@ -231,17 +238,26 @@ def _train(
     ]
 
 
+def _shuffle(published: int, rows: int, splits: list[int]) -> Callable[[torch.Generator], Tensor]:
+    """Random numbers for the order of the rows, drawn for all published splits, of which a model takes its own split's.
+
+    So a model sees its rows in the same order whichever models share its stack, and all networks and rates see a split
+    in the same order.
+    """
+    return lambda generator: torch.rand(published, rows, generator=generator)[splits]
+
+
 def _network(cell: Cell, dataset: Dataset, split: int, rate: float) -> torch.nn.Sequential:
-    """A fresh network; both nonlinearities and all rates start a split from the same weights, to be comparable."""
+    """A fresh network; all networks and all rates start a split from the same weights, to be comparable."""
     torch.manual_seed(zlib.crc32(f"{cell.dataset}/{split}/{cell.seed}".encode()))
-    return paper_network(cell.nonlinearity, dataset.X.shape[1], cell.outputs, rate)
+    return build(cell.nonlinearity, dataset.X.shape[1], cell.outputs, rate)
 
 
 def _scores(
     cell: Cell, kind: str, network: torch.nn.Module, likelihood: Gaussian | HeteroscedasticGaussian, part: _Part
 ) -> dict[str, float]:
     with torch.no_grad():
-        moments = network(_MOMENTS[cell.covariance].certain(part.X_test))
+        moments = network(_input(cell)(part.X_test))
         scores = {"nll": -likelihood.expected_log_prob(moments, part.y_test).mean().item()}
         if kind == "validation":
             return scores
@@ -257,11 +273,11 @@ def _scores(
         }
 
 
-# Full covariances start factored, which a stack turns into its fastest exact form: the same numbers as n x n matrices.
-_MOMENTS: dict[str, type[DiagonalMoments] | type[FactoredMoments]] = {
-    "diagonal": DiagonalMoments,
-    "full": FactoredMoments,
-}
+def _input(cell: Cell) -> Callable[[Tensor], DiagonalMoments] | Callable[[Tensor], FactoredMoments]:
+    """From features to a network's input; full covariances start factored, with the numbers of n x n matrices."""
+    if cell.covariance == "diagonal":
+        return input_moments(cell.nonlinearity, DiagonalMoments)
+    return input_moments(cell.nonlinearity, FactoredMoments)
 
 
 @dataclass(frozen=True, eq=False)
@@ -331,8 +347,8 @@ def time_predictions(dataset: Dataset, outputs: int, covariance: str, seed: int 
     }
     if covariance == "full":
         runs["mpgelu", "runtime_factored_s"] = FactoredMoments
-    cell = {name: Cell(dataset.name, name, outputs, covariance, seed) for name in NONLINEARITIES}
-    networks = {name: _network(cell[name], dataset, 0, RATES[1]) for name in NONLINEARITIES}
+    cell = {name: Cell(dataset.name, name, outputs, covariance, seed) for name in PAPER_NETWORKS}
+    networks = {name: _network(cell[name], dataset, 0, RATES[1]) for name in PAPER_NETWORKS}
     likelihood = _likelihood(outputs)
     best = dict.fromkeys(runs, float("inf"))
     with torch.no_grad():
@@ -344,5 +360,5 @@ def time_predictions(dataset: Dataset, outputs: int, covariance: str, seed: int 
     return [
         {"kind": "runtime", **asdict(cell[name]), "split": 0, "rate": RATES[1], "nll": None, "versions": versions()}
         | {column: seconds for (network, column), seconds in best.items() if network == name}
-        for name in NONLINEARITIES
+        for name in PAPER_NETWORKS
     ]
