@@ -14,7 +14,7 @@ import mpgelu
 # Each layer may import those before it. Inside a layer the order is that of the list, and what stands in one tuple is
 # parallel: members do not import each other.
 LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "foundations": (("errors",), ("storage", "native")),
+    "foundations": (("errors",), ("registry", "storage", "native")),
     "mathematics": (("moments",), ("rules",), ("layers", "predictive"), ("likelihoods",)),
     "networks": (("networks",), ("training",)),
     "models": (("estimators",), ("tables",)),
@@ -50,6 +50,13 @@ def test_every_part_has_its_place() -> None:
     assert {part for part, _ in files()} - {"__main__"} <= set(RANK)
 
 
+def test_every_part_is_on_the_map_for_contributors() -> None:
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for layer, groups in LAYERS.items():
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| {layer} |")]
+        assert {part for group in groups for part in group} == set(row.split("|")[2].replace("`", "").split())
+
+
 def test_imports_follow_the_layers() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
@@ -79,7 +86,7 @@ def test_public_names_are_sorted_and_there() -> None:
 def test_submodules_need_no_import_of_their_own() -> None:
     code = "import mpgelu; print(mpgelu.estimators.FAST, mpgelu.inspect.verify is mpgelu.verify)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert shown == "{'steps': 2000} True\n"
+    assert shown == "{'effort': 0.2} True\n"
 
 
 def test_help_does_not_wait_for_torch() -> None:

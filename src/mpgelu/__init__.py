@@ -1,4 +1,4 @@
-"""Neural networks that say how sure they are, in one deterministic forward pass."""
+"""Neural networks that say how sure they are, without sampling."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpgelu.convert import ConversionReport, from_torch
+    from mpgelu.convert import ConversionReport, ConvertedNetwork, from_torch
     from mpgelu.errors import ConversionError, DataError, InputError, MissingRuleError, MPGELUError, TrainingError
-    from mpgelu.estimators import Ensemble, MPGELURegressor
+    from mpgelu.estimators import Ensemble, InterruptedWarning, MPGELURegressor
     from mpgelu.export import export_onnx
     from mpgelu.inspect import Audit, attribute, plot_attribution, verify
-    from mpgelu.layers import MPGELU, Dropout, GaussianLinear, Linear, ReLU
-    from mpgelu.likelihoods import Gaussian, HeteroscedasticGaussian
-    from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
+    from mpgelu.layers import MPGELU, Dropout, Elementwise, GaussianLinear, Linear, Periodic, ReLU
+    from mpgelu.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
+    from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moments
     from mpgelu.networks import Stack, network, paper_network, propagate
     from mpgelu.predictive import Predictive
     from mpgelu.tables import TableModel, load
     from mpgelu.training import History, RecoveryWarning, fit
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "MPGELU",
     "Audit",
     "ConversionError",
     "ConversionReport",
+    "ConvertedNetwork",
     "DataError",
     "DiagonalMoments",
     "Dropout",
+    "Elementwise",
     "Ensemble",
     "FactoredMoments",
     "FullMoments",
@@ -38,10 +40,14 @@ __all__ = [
     "HeteroscedasticGaussian",
     "History",
     "InputError",
+    "InterruptedWarning",
+    "Likelihood",
     "Linear",
     "MPGELUError",
     "MPGELURegressor",
     "MissingRuleError",
+    "Moments",
+    "Periodic",
     "Predictive",
     "ReLU",
     "RecoveryWarning",
@@ -61,14 +67,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "convert": ("ConversionReport", "from_torch"),
+    "convert": ("ConversionReport", "ConvertedNetwork", "from_torch"),
     "errors": ("ConversionError", "DataError", "InputError", "MissingRuleError", "MPGELUError", "TrainingError"),
-    "estimators": ("Ensemble", "MPGELURegressor"),
+    "estimators": ("Ensemble", "InterruptedWarning", "MPGELURegressor"),
     "export": ("export_onnx",),
     "inspect": ("Audit", "attribute", "plot_attribution", "verify"),
-    "layers": ("MPGELU", "Dropout", "GaussianLinear", "Linear", "ReLU"),
-    "likelihoods": ("Gaussian", "HeteroscedasticGaussian"),
-    "moments": ("DiagonalMoments", "FactoredMoments", "FullMoments"),
+    "layers": ("MPGELU", "Dropout", "Elementwise", "GaussianLinear", "Linear", "Periodic", "ReLU"),
+    "likelihoods": ("Gaussian", "HeteroscedasticGaussian", "Likelihood"),
+    "moments": ("DiagonalMoments", "FactoredMoments", "FullMoments", "Moments"),
     "networks": ("Stack", "network", "paper_network", "propagate"),
     "predictive": ("Predictive",),
     "tables": ("TableModel", "load"),
