@@ -55,7 +55,8 @@ class Plain(nn.Module):
 
 
 def test_every_layer_is_here() -> None:
-    assert set(LAYERS) == set(layers.__all__)
+    others = {"Beside", "layers"}  # a container, whose branches full moments refuse to join, and the registry
+    assert set(LAYERS) == set(layers.__all__) - others
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo does it itself

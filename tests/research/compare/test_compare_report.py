@@ -126,7 +126,11 @@ def test_data_sets_are_lines_by_suite_and_size_and_gaps_are_dashes() -> None:
 def test_parts_of_ours_have_tables_of_their_own() -> None:
     records = several([-1.0] * 5) + several([-0.5] * 5, "mpgelu-one-kind") + several([-2.0] * 5, "catboost")
     assert section(records, "CRPS, mean ± standard error\n")[0] == ["", "MP-GELU", "catboost"]
-    assert section(records, "CRPS, mean ± standard error: what each")[0] == ["", "MP-GELU", "MP-GELU, one network"]
+    assert section(records, "CRPS, mean ± standard error: what each")[0] == [
+        "",
+        "MP-GELU",
+        "MP-GELU, five networks of one kind",
+    ]
     assert [line[0] for line in section(records, "Ranks")] == ["", "MP-GELU", "catboost"]
 
 

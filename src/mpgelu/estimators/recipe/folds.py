@@ -83,4 +83,5 @@ class Batches:
         if epoch in self._orders:
             return self._orders[epoch]
         seed = int(np.random.SeedSequence((self.seed, epoch)).generate_state(1)[0])
-        return torch.rand(self.trained.shape, generator=torch.Generator().manual_seed(seed)).argsort(1)
+        generator = torch.Generator().manual_seed(seed)
+        return torch.rand(self.trained.shape, generator=generator, dtype=torch.float32).argsort(1)
