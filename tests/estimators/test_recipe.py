@@ -279,6 +279,19 @@ def test_the_process_fits_a_smooth_function_and_knows_its_noise() -> None:
     assert (log_noise / 2).exp()[0] == pytest.approx(0.1, rel=0.3)
 
 
+def test_a_model_of_the_process_alone_predicts_and_is_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The process has float64 parameters, the networks of its noise float32 ones."""
+    monkeypatch.setattr(training, "mean_weights", lambda means, y, weights: np.eye(len(means))[-1])
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    model = mp.MPGELURegressor(steps=20, random_state=0).fit(X, np.sin(X[:, 0]))
+    assert list(model.kind_weights_) == ["Gaussian process"]
+    mean, std = model.predict(X, return_std=True)
+    assert np.abs(mean - np.sin(X[:, 0])).max() < 0.05
+    assert (std > 0).all()
+    model.save(tmp_path / "model")
+    np.testing.assert_array_equal(mp.load(tmp_path / "model").predict(X), mean)
+
+
 # the whole
 
 

@@ -127,8 +127,9 @@ class Ensemble(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Precision of the networks."""
-        return next(stack.get_parameter("parameter_0").dtype for stack in self.each_stack())
+        """Precision of the networks: the lowest among them, for a Gaussian process computes in float64 by itself."""
+        held = [*self.each_stack(), *([self.noise.networks] if self.noise is not None else [])]
+        return min((stack.get_parameter("parameter_0").dtype for stack in held), key=lambda dtype: dtype.itemsize)
 
     def each_stack(self) -> list[Stack]:
         """The stacks, in order."""

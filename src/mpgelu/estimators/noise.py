@@ -69,7 +69,7 @@ class NoiseHead(nn.Module):
         means, own = groups[..., 0].clamp(*self.range.to(groups)), groups[..., 1]
         inputs = head_inputs(features, means, own, self.kind_weights)
         noise = self.log_variance(inputs).mean(0).exp()
-        between = self.kind_weights.square().to(means) @ means.var(1).nan_to_num()  # a single network has none
+        between = self.kind_weights.square().to(means) @ means.var(1, correction=min(1, folds - 1))  # 0 of one
         saved = between * (1 - 1 / folds) * (1 + self.spread.square())
         log_variance = torch.maximum(noise - saved, _LEAST_SHARE * noise).log()
         return [
