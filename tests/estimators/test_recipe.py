@@ -252,6 +252,44 @@ def test_inputs_of_the_head_are_features_mean_disagreement_and_own_noise() -> No
     torch.testing.assert_close(inputs, torch.tensor([[7.0, 2.0, 0.0, -1.5]]), rtol=0, atol=1e-6)
 
 
+# rows that judge
+
+
+def test_rows_whose_features_are_repeated_do_not_judge() -> None:
+    rows = data(200)
+    X = torch.cat([rows.X, rows.X[:40]])
+    repeated = Rows(X, torch.cat([rows.y, rows.y[:40] + 1]), torch.linspace(0.5, 1.5, 240))
+    judges = repeated.judges()
+    assert (judges.weights[:40] == 0).all()
+    assert (judges.weights[200:] == 0).all()
+    kept = repeated.weights[40:200]
+    torch.testing.assert_close(judges.weights[40:200], kept * 240 / kept.sum())
+    assert judges.weights.mean() == pytest.approx(1)
+
+
+def test_all_rows_judge_where_none_or_nearly_all_are_repeated() -> None:
+    rows = data(200)
+    torch.testing.assert_close(rows.judges().weights, rows.weights)
+    few = Rows((rows.X > 0).float(), rows.y, rows.weights)  # eight combinations of categories
+    assert few.judges() is few
+
+
+def test_noise_is_that_of_new_rows_where_half_of_the_table_is_repeated() -> None:
+    """Twins of noisy rows are memorised; held-out errors of the others tell the noise of new rows."""
+    rows = data(120)
+    X, y = (torch.cat([part, part[:60]]).numpy() for part in (rows.X, rows.y))
+    new = data(200, seed=1)
+
+    def log_likelihood() -> float:
+        model = mp.MPGELURegressor((64, 64), sigma=1.0, brief=False, steps=400, random_state=0).fit(X, y)
+        return float(model.predict_distribution(new.X.numpy()).log_prob(new.y.double()).mean())
+
+    judged = log_likelihood()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rows, "judges", lambda self: self)
+        assert log_likelihood() < judged - 0.1
+
+
 # the Gaussian process
 
 

@@ -675,7 +675,7 @@ EYE = torch.eye(2).expand(3, 2, 2)
         (lambda: Predictive.gaussian(ROWS, ROWS, 1.0), "aleatoric_variance must be a float tensor, got float"),  # type: ignore[arg-type]
         (lambda: Predictive.heteroscedastic(ROWS, EYE), r"mean must be \(\*batch, 2\), got \(3,\)"),
         (lambda: Predictive.heteroscedastic(torch.zeros(3, 2), EYE[0]), r"covariance .* \(3, 2, 2\), got \(2, 2\)"),
-        (lambda: Predictive.heteroscedastic(torch.zeros(3, 2), EYE, nodes=1), "nodes must be at least 2, got 1"),
+        (lambda: Predictive.heteroscedastic(torch.zeros(3, 2), EYE, nodes=0), "nodes must be at least 1, got 0"),
         (lambda: Predictive.mixture([]), "members must not be empty"),
         (lambda: Predictive.mixture([gaussian(3), gaussian(2)]), r"every member .* \(3,\), got \(2,\)"),
         (lambda: Predictive.mixture([gaussian(3)], torch.ones(2)), r"weights must have shape \(1,\), got \(2,\)"),

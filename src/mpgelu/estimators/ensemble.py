@@ -100,18 +100,20 @@ class Ensemble(nn.Module):
 
     def _mixed(self, x: Tensor, nodes: int | None) -> Predictive:
         """The mixture of all networks; with one Gaussian for each where ``nodes`` is ``None``."""
-        shares = torch.split(self.weights.to(x), [len(stack) for stack in self.each_stack()])
-        members = [self.likelihood.predictive(outputs, nodes or 2).to(x.dtype) for outputs in self.outputs(x)]
+        found = self.outputs(x)
+        count = 1 if self.noise is not None else nodes or 2  # of a known log-variance one node is exact
+        members = [self.likelihood.predictive(outputs, count).to(x.dtype) for outputs in found]
+        shares = torch.split(self.weights.to(x), [len(member.mean) for member in members])
         members = members if nodes else [member.matched() for member in members]
         average = torch.stack([share @ member.mean for share, member in zip(shares, members, strict=True)]).sum(0)
         moved = [member.affine(1.0, (1 - self.spread.to(x)) * (average - member.mean)) for member in members]
         each = [member.mixture_over(0, share) for member, share in zip(moved, shares, strict=True)]
-        mixture = Predictive.mixture(each, torch.stack([share.sum() for share in shares]))
+        mixture = Predictive.mixture(each, torch.stack([share.sum() for share in shares])) if len(each) > 1 else each[0]
         widened = mixture.widened(self.scaling.extrapolation(x).sum(-1))
         return widened.affine(self.target_scale.to(x), self.target_mean.to(x))
 
     def outputs(self, x: Tensor) -> list[Moments | Tensor]:
-        """Outputs of the networks of every stack, scaled, ``(networks, rows, outputs)``.
+        """Scaled outputs of the networks, ``(networks, rows, outputs)`` of every stack, or of all where there is noise.
 
         A stack without random layers gives a tensor: its outputs are known exactly.
         """
@@ -123,7 +125,7 @@ class Ensemble(nn.Module):
         for stack in self.each_stack():
             each = z.expand(len(stack), *z.shape)
             found.append(stack(self.moment_type.certain(each) if is_random(stack.architecture) else each))
-        return found if self.noise is None else self.noise(z, found)
+        return found if self.noise is None else [self.noise(z, found)]
 
     @property
     def dtype(self) -> torch.dtype:

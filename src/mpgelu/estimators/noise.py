@@ -56,12 +56,16 @@ class NoiseHead(nn.Module):
         for name, value in zip(_HELD, held, strict=True):
             self.register_buffer(name, value)
 
-    def forward(self, features: Tensor, outputs: Sequence[Moments | Tensor]) -> list[Moments | Tensor]:
-        """The networks' outputs, mean and log-variance, with means in range and this noise in place of their own.
+    def forward(self, features: Tensor, outputs: Sequence[Moments | Tensor]) -> Moments | Tensor:
+        """Outputs of all networks, mean and log-variance, with means in range and this noise in place of their own.
 
         Args:
             features: Scaled, ``(rows, n)``.
-            outputs: Of every kind, ``(networks, rows, 2)``; the log-variances become known ones.
+            outputs: Of every kind, ``(networks, rows, 2)``.
+
+        Returns:
+            Outputs of the networks of all kinds, ``(M, rows, 2)``, whose log-variances are known; a tensor if the
+            means are known too.
         """
         values = [output if isinstance(output, Tensor) else output.mean for output in outputs]
         folds = max(map(len, values))
@@ -72,10 +76,16 @@ class NoiseHead(nn.Module):
         between = self.kind_weights.square().to(means) @ means.var(1, correction=min(1, folds - 1))  # 0 of one
         saved = between * (1 - 1 / folds) * (1 + self.spread.square())
         log_variance = torch.maximum(noise - saved, _LEAST_SHARE * noise).log()
-        return [
-            _with_noise(output, mean[: len(value)], log_variance.expand(len(value), -1))
-            for output, value, mean in zip(outputs, values, means, strict=True)
+        mean = torch.cat([mean[: len(value)] for mean, value in zip(means, values, strict=True)])
+        both = torch.stack([mean, log_variance.expand_as(mean)], -1)
+        if all(isinstance(output, Tensor) for output in outputs):
+            return both
+        variances = [
+            torch.zeros_like(output[..., 0]) if isinstance(output, Tensor) else output.variance[..., 0]
+            for output in outputs
         ]
+        variance = torch.cat(variances)
+        return DiagonalMoments(both, torch.stack([variance, torch.zeros_like(variance)], -1))
 
     def described(self) -> dict[str, Any]:
         """What is needed beside the arrays to build the head again."""
@@ -121,11 +131,3 @@ def head_inputs(features: Tensor, means: Tensor, log_variances: Tensor, kind_wei
     own = (weights * log_variances.clamp(-14, 6)).sum(0) / 2
     told = torch.stack([mean, spread.log(), own], -1)
     return torch.cat([features.expand(*told.shape[:-1], features.shape[-1]), told], -1)
-
-
-def _with_noise(output: Moments | Tensor, mean: Tensor, log_variance: Tensor) -> Moments | Tensor:
-    """Outputs whose mean is this, and whose log-variance is known to be this."""
-    both = torch.stack([mean, log_variance], -1)
-    if isinstance(output, Tensor):
-        return both
-    return DiagonalMoments(both, torch.stack([output.variance[..., 0], torch.zeros_like(mean)], -1))

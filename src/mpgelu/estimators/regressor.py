@@ -32,7 +32,7 @@ from mpgelu.storage.arrays import write_arrays
 
 FAST: dict[str, Any] = {"effort": 0.2}  # a fifth of the time: ``MPGELURegressor(**FAST)``
 
-_ROWS_AT_ONCE = 1024
+_ROWS_AT_ONCE = 512  # temporaries of so many rows stay in the cache
 _NODES = 32
 
 Array = NDArray[np.float64]

@@ -63,8 +63,8 @@ def _(layer: Scale, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
 
 @batched.register
 def _(layer: Periodic, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-    frequency, phase = state["frequency"].unsqueeze(2), state["phase"].unsqueeze(2)  # (M, n, 1, k)
-    cosines = torch.cos(2 * math.pi * (x.mT.unsqueeze(-1) * frequency + phase))  # (M, n, rows, k)
+    frequency, phase = (2 * math.pi * state[name].unsqueeze(2) for name in ("frequency", "phase"))  # (M, n, 1, k)
+    cosines = torch.cos(torch.addcmul(phase, x.mT.unsqueeze(-1), frequency))  # (M, n, rows, k)
     combined = torch.matmul(cosines, state["weight"]).transpose(1, 2)  # (M, rows, n, d)
     return torch.cat([x.unsqueeze(-1), combined], -1).flatten(-2)
 

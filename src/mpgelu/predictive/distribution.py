@@ -93,15 +93,15 @@ class Predictive:
         Args:
             mean: E, ``(*batch, 2)``.
             covariance: S, ``(*batch, 2, 2)``, symmetric and positive semidefinite.
-            nodes: number of components K, at least 2.
+            nodes: number of components K; one is exact where :math:`S_{22} = 0`.
         """
         caller = "Predictive.heteroscedastic"
         check_floats(caller, "mean", mean)
         if mean.shape[-1:] != (2,):
             raise InputError(f"{caller}: mean must be (*batch, 2), got {tuple(mean.shape)}; use a two-output network")
         check_floats(caller, "covariance", covariance, mean, (*mean.shape, 2))
-        if nodes < 2:
-            raise InputError(f"{caller}: nodes must be at least 2, got {nodes}; leave it out for 32")
+        if nodes < 1:
+            raise InputError(f"{caller}: nodes must be at least 1, got {nodes}; leave it out for 32")
         mean1, mean2 = mean.unbind(-1)
         variance1, covariance12, variance2 = covariance[..., 0, 0], covariance[..., 0, 1], covariance[..., 1, 1]
         uncertain = variance2 > 0

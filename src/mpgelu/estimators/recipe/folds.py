@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from sklearn.model_selection import KFold
 from torch import Tensor
+
+_FEWEST_JUDGES, _LEAST_SHARE_OF_JUDGES = 50, 0.2
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,19 @@ class Rows:
     X: Tensor
     y: Tensor
     weights: Tensor
+
+    def judges(self) -> Rows:
+        """The same rows, of which those whose features occur more than once have weight zero.
+
+        A network that leaves out such a row has mostly been trained on its twin, and what it says about the row is no
+        measure of its error on new ones. Where too few rows are left, as in tables of categories alone, new rows are
+        repetitions as well, and all rows count.
+        """
+        _, group, size = np.unique(self.X.numpy(), axis=0, return_inverse=True, return_counts=True)
+        weights = self.weights * torch.as_tensor(size[group.reshape(-1)] == 1)
+        if (weights > 0).sum() < max(_FEWEST_JUDGES, _LEAST_SHARE_OF_JUDGES * len(weights)):
+            return self
+        return replace(self, weights=weights / weights.mean())
 
 
 @dataclass(frozen=True)

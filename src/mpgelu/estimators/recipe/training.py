@@ -141,7 +141,7 @@ def train(
             )
             members.append(Member(str(kind), stack.requires_grad_(False), folds))
             taken = min(taken, trainer.taken) if kind.effort == 1 else taken
-        trained = _weighted(members, rows, likelihood, settings, taken, interrupts)
+        trained = _weighted(members, rows.judges(), likelihood, settings, taken, interrupts)
     if interrupts.seen:
         warnings.warn(
             f"fit: interrupted after {taken} of {settings.steps} steps; the state so far was kept",
@@ -154,7 +154,7 @@ def train(
 def _weighted(
     members: list[Member], rows: Rows, likelihood: Likelihood, settings: Settings, taken: int, interrupts: Interrupts
 ) -> Trained:
-    """Weights and noise of trained networks."""
+    """Weights and noise of trained networks, by rows that no network has seen."""
     moments = settings.moments or _best_moments(members, rows, likelihood)
     if settings.likelihood is not None:
         densities = [_densities(member, rows, likelihood, moments) for member in members]
