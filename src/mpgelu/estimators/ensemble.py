@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from mpgelu.errors import DataError, InputError
 from mpgelu.estimators.measurement import averaged
 from mpgelu.estimators.noise import NoiseHead
-from mpgelu.likelihoods import HeavyTailedGaussian, HeteroscedasticGaussian, Likelihood, likelihoods
+from mpgelu.likelihoods import Likelihood, MeanAndLogVariance, likelihoods
 from mpgelu.likelihoods.outputs import as_moments
-from mpgelu.moments import FactoredMoments, Moments, moment_types
+from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments, moment_types
 from mpgelu.networks import FeatureScale, Parts, Stack, feature_names, is_random, parts_of
 from mpgelu.networks.description import Description
 from mpgelu.predictive import Predictive
@@ -187,37 +187,53 @@ class Ensemble(nn.Module):
 
 
 class MemberOutputs(nn.Module):
-    """What an ensemble mixes, as tensors: a function of scaled features that can be traced.
+    """The heteroscedastic Gaussians that an ensemble mixes, as tensors: a function that torch can trace.
 
-    The heavy tails of a likelihood are further members, with a wider noise.
+    A likelihood whose noise is several Gaussians, such as heavy tails, has one member for each of them and network.
 
     Args:
-        ensemble: Whose networks have two outputs, mean and log-variance.
+        ensemble: An ensemble whose likelihood is :meth:`Likelihood.gaussians` and whose outputs are uncorrelated.
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
         super().__init__()
         self.ensemble = ensemble
-        self.tails = ensemble.likelihood if isinstance(ensemble.likelihood, HeavyTailedGaussian) else None
+
+    @staticmethod
+    def of(ensemble: Ensemble) -> MemberOutputs | None:
+        """The members of an ensemble, or ``None`` where such members are not exactly what it mixes."""
+        members = MemberOutputs(ensemble)
+        uncorrelated = members.known or ensemble.moment_type is DiagonalMoments
+        return members if uncorrelated and members.gaussians(torch.zeros(())) is not None else None
+
+    @property
+    def known(self) -> bool:
+        """Whether the log-variances are known exactly."""
+        stacks = self.ensemble.each_stack()
+        return self.ensemble.noise is not None or not any(is_random(stack.architecture) for stack in stacks)
+
+    def gaussians(self, log_variance: Tensor) -> list[tuple[float, Tensor]] | None:
+        """The noise of every network as Gaussians, each with its share."""
+        return self.ensemble.likelihood.gaussians(log_variance, self.known)
 
     @property
     def weights(self) -> Tensor:
-        """Of the members, ``(M,)``, float64."""
+        """Weights of the members, ``(M,)``, float64."""
         weights = self.ensemble.weights.double()
-        return weights if self.tails is None else torch.cat([share * weights for share in self.tails.shares])
+        return torch.cat([share * weights for share, _ in self.gaussians(torch.zeros(())) or []])
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances of the members' outputs, ``(M, rows, 2)`` each, for scaled features ``(rows, n)``."""
         outputs = [as_moments("MemberOutputs", part, 2) for part in self.ensemble.scaled_outputs(z)]
         mean, variance = (torch.cat([getattr(part, name) for part in outputs]) for name in ("mean", "variance"))
-        first, log_variance = mean.unbind(-1)
+        first, log_variance = MeanAndLogVariance.of(mean)
         average = (self.ensemble.weights.to(first)[:, None] * first).sum(0)
         first = average + self.ensemble.spread.to(first) * (first - average)
-        if self.tails is not None:
-            noises = self.tails.log_variances(log_variance)
+        noises = [noise for _, noise in self.gaussians(log_variance) or []]
+        if len(noises) > 1:
             log_variance = torch.cat(noises)
             first, variance = torch.cat([first] * len(noises)), torch.cat([variance] * len(noises))
-        return torch.stack([first, log_variance], -1), variance
+        return MeanAndLogVariance(first, log_variance).joined(), variance
 
 
 @parts_of.register
@@ -234,7 +250,7 @@ def _(model: Ensemble, caller: str, *, features: int | Sequence[str] | None = No
         noise=model.noise,
         spread=float(model.spread),
         whole=model,
-        members=MemberOutputs(model) if isinstance(model.likelihood, HeteroscedasticGaussian) else None,
+        members=MemberOutputs.of(model),
     )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mpgelu.errors import MissingRuleError
 from mpgelu.estimators.recipe.folds import Folds
 from mpgelu.layers import layers
+from mpgelu.likelihoods import MeanAndLogVariance
 from mpgelu.networks.batched import batched
 
 _JITTER = 1e-6  # least variance of the noise
@@ -80,7 +81,7 @@ def _outputs(limited: Tensor, state: Mapping[str, Tensor]) -> Tensor:
     x = _standardised(limited.double(), state)
     mean = _kernel(state["kernel"], x, state["points"]) @ state["weight"]
     noise = torch.log(_noise_variance(state["kernel"]))
-    return torch.stack([mean, noise.expand(mean.shape)], -1).to(limited.dtype)
+    return MeanAndLogVariance(mean, noise.expand(mean.shape)).joined().to(limited.dtype)
 
 
 def _standardised(limited: Tensor, state: Mapping[str, Tensor]) -> Tensor:

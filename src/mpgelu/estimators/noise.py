@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpgelu.likelihoods import MeanAndLogVariance
 from mpgelu.moments import DiagonalMoments, Moments
 from mpgelu.networks import Stack
 from mpgelu.networks.description import Description
@@ -70,22 +71,20 @@ class NoiseHead(nn.Module):
         values = [output if isinstance(output, Tensor) else output.mean for output in outputs]
         folds = max(map(len, values))
         groups = torch.stack([value.expand(folds, *value.shape[1:]) for value in values])  # (kinds, folds, rows, 2)
-        means, own = groups[..., 0].clamp(*self.range.to(groups)), groups[..., 1]
+        means, own = MeanAndLogVariance.of(groups)
+        means = means.clamp(*self.range.to(groups))
         inputs = head_inputs(features, means, own, self.kind_weights)
         noise = self.log_variance(inputs).mean(0).exp()
         between = self.kind_weights.square().to(means) @ means.var(1, correction=min(1, folds - 1))  # 0 of one
         saved = between * (1 - 1 / folds) * (1 + self.spread.square())
         log_variance = torch.maximum(noise - saved, _LEAST_SHARE * noise).log()
         mean = torch.cat([mean[: len(value)] for mean, value in zip(means, values, strict=True)])
-        both = torch.stack([mean, log_variance.expand_as(mean)], -1)
+        both = MeanAndLogVariance(mean, log_variance.expand_as(mean)).joined()
         if all(isinstance(output, Tensor) for output in outputs):
             return both
-        variances = [
-            torch.zeros_like(output[..., 0]) if isinstance(output, Tensor) else output.variance[..., 0]
-            for output in outputs
-        ]
-        variance = torch.cat(variances)
-        return DiagonalMoments(both, torch.stack([variance, torch.zeros_like(variance)], -1))
+        variances = [torch.zeros_like(o) if isinstance(o, Tensor) else o.variance for o in outputs]
+        variance = MeanAndLogVariance.of(torch.cat(variances)).mean
+        return DiagonalMoments(both, MeanAndLogVariance(variance, torch.zeros_like(variance)).joined())
 
     def described(self) -> dict[str, Any]:
         """What is needed beside the arrays to build the head again."""
@@ -102,7 +101,7 @@ class NoiseHead(nn.Module):
     def log_variance(self, inputs: Tensor) -> Tensor:
         """What the head's networks say on average about inputs ``(*batch, n + 3)``: ``(*batch,)``."""
         each = self.scaled(inputs).flatten(0, -2).expand(len(self.networks), -1, -1)
-        outputs: Tensor = self.networks(each)[..., 0]
+        outputs: Tensor = self.networks(each).squeeze(-1)
         return bounded(outputs).mean(0).view(inputs.shape[:-1]) + self.log_scale.to(inputs)
 
     def scaled(self, inputs: Tensor) -> Tensor:

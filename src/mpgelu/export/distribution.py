@@ -125,6 +125,27 @@ def _quantiles(
     return y.reshape(len(levels), -1)
 
 
+def mixture_quantiles(
+    means: Value, stddevs: Value, weights: Value, stddev: Value, components: int, levels: Sequence[float]
+) -> Value:
+    """Quantiles of any mixture of Gaussians with mean zero, ``(levels, rows)``.
+
+    Args:
+        means: Means of the K components, ``(rows, K)``.
+        stddevs: Their standard deviations, ``(rows, K)``, positive.
+        weights: Their weights, ``(rows, K)``.
+        stddev: Standard deviation of the mixture, ``(rows,)``.
+        components: The number K.
+        levels: Probabilities.
+    """
+    deviation, probabilities = stddev.reshape(-1, 1, 1), np.asarray(levels)[:, None, None, None]
+    centers, scales, shares = (part.reshape(-1, 1, components) for part in (means, stddevs, weights))
+    precisions = scales.graph.op("Div", np.sqrt(0.5), scales)
+    heights, halves = precisions * shares * (1 / np.sqrt(np.pi)), shares.reshape(-1, components, 1) * 0.5
+    mixture = _Mixture(centers, precisions, heights, halves, np.ones((components, 1)), probabilities)
+    return _root(mixture, deviation * ndtri(probabilities), deviation).reshape(len(levels), -1)
+
+
 def _by_row(outputs: Outputs, count: int) -> Outputs:
     """Moments with rows before networks, ``(outputs, rows, M, 1)``."""
 
@@ -166,15 +187,17 @@ class _Mixture(NamedTuple):
         means: Means of the K components, ``(rows, 1, K)``; ``None`` if they are zero.
         precisions: Inverse standard deviations over the root of two, of the same shape.
         heights: Heights of the components' densities, of the same shape.
-        weights: Weights of the components, ``(K, 1)``. Sums are products of matrices, which onnxruntime also gets right
-            for no rows.
+        weights: Half the weights of the components, ``(K, 1)``, or ``(rows, K, 1)`` if rows differ. Sums are products
+            of matrices, which onnxruntime also gets right for no rows.
+        ones: ``(K, 1)``.
         levels: Probabilities ``(levels, 1, 1, 1)``.
     """
 
     means: Value | None
     precisions: Value
     heights: Value
-    weights: Array
+    weights: Array | Value
+    ones: Array
     levels: Array
 
     @staticmethod
@@ -186,7 +209,8 @@ class _Mixture(NamedTuple):
             precisions = precisions.reshape(0, 1, weights.size)
         weights = weights.reshape(-1, 1)
         heights = precisions * (weights.T / np.sqrt(np.pi))
-        return _Mixture(means, precisions, heights, weights, np.asarray(levels)[:, None, None, None])
+        probabilities = np.asarray(levels)[:, None, None, None]
+        return _Mixture(means, precisions, heights, weights / 2, np.ones_like(weights), probabilities)
 
     def excess(self, y: Value) -> Value:
         """Distribution function minus the levels."""
@@ -213,10 +237,10 @@ class _Mixture(NamedTuple):
         return (y if self.means is None else y - self.means) * self.precisions
 
     def _excess(self, ratio: Value) -> Value:
-        return ratio.op("Erf") @ (self.weights / 2) + (0.5 - self.levels)
+        return ratio.op("Erf") @ self.weights + (0.5 - self.levels)
 
     def _sum(self, value: Value) -> Value:
-        return value @ np.ones_like(self.weights)
+        return value @ self.ones
 
 
 def _root(mixture: _Mixture, start: Value, stddev: Value) -> Value:

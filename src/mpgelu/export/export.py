@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -112,23 +112,53 @@ def _results(features: Any, parts: Parts, levels: Sequence[float]) -> dict[str, 
     from mpgelu.export import traced
     from mpgelu.export.distribution import distribution
 
-    names = ("mean", "stddev", "epistemic_std", "aleatoric_std")
-    if not isinstance(parts.likelihood, Gaussian | HeteroscedasticGaussian):
-        found = traced.whole(features, parts, levels)
-        results: dict[str, Any] = {name: (value, ["rows"]) for name, value in zip(names, found, strict=False)}
-        return results | ({"quantiles": (found[4], ["rows", len(levels)])} if levels else {})
     offset = parts.target_mean if len(parts.networks) == 1 and not levels else 0.0  # where no digits are lost by it
-    outputs, weights, nodes = _outputs(features, parts, offset, cross=bool(levels))
-    noise = None
-    if isinstance(parts.likelihood, Gaussian):
-        noise = parts.likelihood.noise_variance.item() * parts.target_scale**2
-    summary = distribution(outputs, weights, noise, levels, nodes)
-    rest = parts.target_mean - offset
+    form = _form(parts, offset)
+    if form is None:
+        summary, rest = traced.whole(features, parts, levels), 0.0
+    else:
+        outputs, weights, nodes = _outputs(features, parts, form, cross=bool(levels))
+        summary, rest = distribution(outputs, weights, form.noise_variance, levels, nodes), parts.target_mean - offset
     mean = summary.mean + rest if rest else summary.mean
-    results = {"mean": (mean, ["rows"])} | {name: (getattr(summary, name), ["rows"]) for name in names[1:]}
+    deviations = ("stddev", "epistemic_std", "aleatoric_std")
+    results = {"mean": (mean, ["rows"])} | {name: (getattr(summary, name), ["rows"]) for name in deviations}
     if summary.quantiles is not None:
         results["quantiles"] = ((summary.quantiles + mean).op("Transpose", perm=[1, 0]), ["rows", len(levels)])
     return results
+
+
+class _Form(NamedTuple):
+    """How the graph reads the outputs of what is mixed.
+
+    Args:
+        scale: Gain of each output that carries it to the target's unit, ``(outputs,)``.
+        shift: Shift of each output after that, ``(outputs,)``.
+        noise_variance: Variance of the noise in the target's unit; ``None`` if an output is its logarithm.
+        by_member: Whether the graph mixes :attr:`Parts.members` instead of the networks' own outputs.
+    """
+
+    scale: Array
+    shift: Array
+    noise_variance: float | None
+    by_member: bool
+
+
+def _form(parts: Parts, offset: float) -> _Form | None:
+    """The graph's form of a likelihood: there is one for each of two likelihoods, and for what mixes the second.
+
+    Types are compared exactly, for a subclass may have a predictive distribution of its own. ``None`` stands for any
+    other likelihood, for which torch traces :meth:`Likelihood.predictive`.
+    """
+    of_networks, kind = parts.noise is None and parts.spread == 1, type(parts.likelihood)
+    if of_networks and kind is Gaussian:
+        noise = float(parts.likelihood.noise(torch.zeros(1))) * parts.target_scale**2
+        scale, shift = map(np.array, Gaussian.in_unit(parts.target_scale, offset))
+        return _Form(scale, shift, noise, by_member=False)
+    own = of_networks and kind is HeteroscedasticGaussian
+    if not own and parts.members is None:
+        return None
+    scale, shift = map(np.array, HeteroscedasticGaussian.in_unit(parts.target_scale, offset))
+    return _Form(scale, shift, None, by_member=not own)
 
 
 def _check_likelihood(
@@ -186,7 +216,7 @@ def _centred(features: Any, parts: Parts) -> Any:
     return x - rest if np.abs(rest / scale).max() > _ROUNDING else x
 
 
-def _outputs(features: Any, parts: Parts, offset: float, cross: bool) -> tuple[Any, Array, int]:
+def _outputs(features: Any, parts: Parts, form: _Form, cross: bool) -> tuple[Any, Array, int]:
     """Moments of what is mixed, in the target's unit: the mean times its scale, the log-variance shifted.
 
     Returns:
@@ -195,12 +225,11 @@ def _outputs(features: Any, parts: Parts, offset: float, cross: bool) -> tuple[A
     from mpgelu.export import perceptron, traced
     from mpgelu.export.layers import layers_of
 
-    two = isinstance(parts.likelihood, HeteroscedasticGaussian)
-    scale = np.array([parts.target_scale, 1.0] if two else [parts.target_scale])
-    shift = np.array([offset, 2 * np.log(parts.target_scale)] if two else [offset])
+    scale, shift = form.scale, form.shift
     x, unit, weights = _centred(features, parts), parts.scaling.scale.numpy(), parts.weights.numpy()
     limited = parts.scaling.limit < _FARTHEST
-    layers = layers_of(parts.networks) if parts.noise is None and not limited else None
+    whole_row = not (form.by_member or limited or parts.scaling.reach)
+    layers = layers_of(parts.networks) if whole_row else None
     if layers is None or unit.min() < 1 / _FOLDED or unit.max() > _FOLDED:
         x, unit = x * (1 / unit), np.ones_like(unit)
     if layers is not None:
@@ -209,17 +238,12 @@ def _outputs(features: Any, parts: Parts, offset: float, cross: bool) -> tuple[A
         run = perceptron.diagonal if parts.moments is DiagonalMoments else partial(perceptron.exact, cross=cross)
         return run(x, layers), weights, _NODES
     z = _limited(x, float(parts.scaling.limit)) if limited else x
-    if parts.members is None or _is_plain(parts):
-        return traced.outputs(z, parts.networks, parts.moments, scale, shift), weights, _NODES
     extra = _extrapolation(x, parts)
+    if not form.by_member:
+        return traced.outputs(z, parts.networks, parts.moments, scale, shift, extra), weights, _NODES
+    assert parts.members is not None
     outputs = traced.member_outputs(z, parts.members, len(parts.feature_names), scale, shift, extra)
     return outputs, torch.as_tensor(parts.members.weights).numpy(), 1 if parts.noise is not None else _NODES
-
-
-def _is_plain(parts: Parts) -> bool:
-    """Whether a model mixes just what its networks give."""
-    own = type(parts.likelihood) is HeteroscedasticGaussian and parts.noise is None
-    return own and parts.spread == 1 and not parts.scaling.reach
 
 
 def _limited(x: Any, limit: float) -> Any:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mpgelu.errors import InputError
+from mpgelu.export.distribution import Distribution, mixture_quantiles
 from mpgelu.export.graph import OPSET, Value
 from mpgelu.export.layers import Array
 from mpgelu.export.perceptron import OF_FLUCTUATIONS, PAIRS, Outputs
@@ -21,10 +22,8 @@ from mpgelu.moments import DiagonalMoments, Moments
 from mpgelu.networks import Parts
 from mpgelu.predictive import Predictive
 
-_NODES = 8  # of a distribution over the noise
-_BISECTIONS = 40  # of a quantile, after which float32 tells no more
-_REACH = 8.0  # standard deviations of a component that hold all of it
-_TINY = 1e-30
+_NODES = 32  # components of the mixture over an uncertain noise, as in the library
+_SMALLEST = 1e-36  # close to the smallest normal float32; as a variance it is none
 
 
 def _fma(a: Any, b: Any, c: Any) -> Any:
@@ -65,7 +64,9 @@ class _Moments(nn.Module):
         return outputs.mean[..., first], outputs.covariance[..., first, second]
 
 
-def outputs(x: Value, networks: Sequence[nn.Module], moments: type[Moments], scale: Array, shift: Array) -> Outputs:
+def outputs(
+    x: Value, networks: Sequence[nn.Module], moments: type[Moments], scale: Array, shift: Array, extra: Value | None
+) -> Outputs:
     """Moments of the networks' outputs, multiplied by ``scale`` and then shifted.
 
     Args:
@@ -74,6 +75,7 @@ def outputs(x: Value, networks: Sequence[nn.Module], moments: type[Moments], sca
         moments: The type that they propagate.
         scale: ``(outputs,)``.
         shift: ``(outputs,)``.
+        extra: Variance to add to that of each mean, ``(rows,)``; ``None`` for none.
     """
     sized = (size for module in networks[0].modules() if isinstance(size := getattr(module, "in_features", 0), int))
     mean, variance = _traced(_Moments(networks, moments).float(), x, next((size for size in sized if size), 1))
@@ -83,9 +85,16 @@ def outputs(x: Value, networks: Sequence[nn.Module], moments: type[Moments], sca
     fluctuation = scale * OF_FLUCTUATIONS[: len(scale)]
     return Outputs(
         mean=(mean * scale[first] + shift[first]).op("Transpose", perm=order),
-        variance=(variance * (fluctuation[first] * fluctuation[second])).op("Transpose", perm=order),
+        variance=_widened(variance * (fluctuation[first] * fluctuation[second]), extra, len(scale) + correlated).op(
+            "Transpose", perm=order
+        ),
         correlated=correlated,
     )
+
+
+def _widened(variance: Value, extra: Value | None, columns: int) -> Value:
+    """Variances ``(..., rows, columns)``, the first of which is that of the mean and gains ``extra`` ``(rows,)``."""
+    return variance if extra is None else variance + extra.reshape(-1, 1) * np.eye(columns)[0]
 
 
 def member_outputs(
@@ -102,9 +111,7 @@ def member_outputs(
         extra: Variance to add to that of each mean, ``(rows,)``; ``None`` for none.
     """
     mean, variance = _traced(members, x, features)
-    variance = variance * (scale * OF_FLUCTUATIONS) ** 2
-    if extra is not None:
-        variance = variance + extra.reshape(-1, 1) * np.array([1.0, 0.0])
+    variance = _widened(variance * (scale * OF_FLUCTUATIONS) ** 2, extra, len(scale))
     single = len(torch.as_tensor(members.weights)) == 1
     order = [1, 0] if single else [2, 0, 1]
     parts = [part.op("Squeeze", [0]) if single else part for part in (mean * scale + shift, variance)]
@@ -113,11 +120,15 @@ def member_outputs(
 
 
 class _Whole(nn.Module):
-    """A model with any likelihood, from raw features to the summary of its distribution."""
+    """A model with any likelihood, from raw features to its distribution.
 
-    def __init__(self, parts: Parts, levels: Sequence[float]) -> None:
+    It gives mean, standard deviation and its two parts, ``(rows,)`` each, then the components of the mixture without
+    the mean: means, standard deviations and weights, ``(rows, K)`` each.
+    """
+
+    def __init__(self, parts: Parts) -> None:
         super().__init__()
-        self.whole, self.parts, self.levels = parts.whole, parts, levels
+        self.whole, self.parts = parts.whole, parts
         self.networks = nn.ModuleList(parts.networks)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -126,36 +137,25 @@ class _Whole(nn.Module):
         else:
             predictive = self.parts.likelihood.predictive(self.networks[0](self.parts.moments.certain(x)), _NODES)
         parts = predictive.epistemic_variance.sqrt(), predictive.aleatoric_variance.sqrt()
-        summary = predictive.mean, predictive.stddev, *parts
-        if not self.levels:
-            return summary
-        return *summary, torch.stack([_quantile(predictive, level) for level in self.levels], -1)
+        components = predictive.means - predictive.mean[:, None], predictive.variances.clamp_min(_SMALLEST).sqrt()
+        weights = predictive.log_weights.exp().expand(predictive.means.shape)
+        return predictive.mean, predictive.stddev, *parts, *components, weights
 
 
-def _quantile(predictive: Predictive, level: float) -> Tensor:
-    """By bisection between bounds that hold all components, a fixed number of steps as a graph needs."""
-    reach = _REACH * predictive.variances.sqrt()
-    lower, upper = (predictive.means - reach).amin(-1), (predictive.means + reach).amax(-1)
-    weights, scales = predictive.log_weights.exp(), (2 * predictive.variances.clamp_min(_TINY)).sqrt()
-    for _ in range(_BISECTIONS):
-        middle = (lower + upper) / 2
-        ratio = (middle.unsqueeze(-1) - predictive.means) / scales
-        below = (weights * 0.5 * torch.erfc(-ratio)).sum(-1) < level
-        lower, upper = torch.where(below, middle, lower), torch.where(below, upper, middle)
-    return (lower + upper) / 2
-
-
-def whole(x: Value, parts: Parts, levels: Sequence[float]) -> list[Value]:
-    """Mean, standard deviation, its parts and quantiles of a model whose likelihood has no form of its own here.
-
-    Slower than the forms of :mod:`mpgelu.export.distribution`: quantiles take a fixed number of bisections.
+def whole(x: Value, parts: Parts, levels: Sequence[float]) -> Distribution:
+    """The distribution of a model whose likelihood has no form of its own in the graph.
 
     Args:
         x: Raw features ``(rows, n)``.
         parts: The model.
         levels: Probabilities of the quantiles.
     """
-    return _traced(_Whole(parts, levels), x, len(parts.feature_names))
+    module, features = _Whole(parts), len(parts.feature_names)
+    with torch.no_grad():
+        components = module(torch.zeros(1, features))[-1].shape[-1]
+    mean, stddev, epistemic, aleatoric, means, stddevs, weights = _traced(module, x, features)
+    quantiles = mixture_quantiles(means, stddevs, weights, stddev, components, levels) if levels else None
+    return Distribution(mean, stddev, epistemic, aleatoric, quantiles)
 
 
 def _traced(module: nn.Module, x: Value, features: int) -> list[Value]:

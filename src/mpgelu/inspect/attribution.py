@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from mpgelu.errors import InputError
 from mpgelu.estimators.measurement import checked_errors, main_effects, moved
 from mpgelu.layers import MPGELU, Dropout, GaussianLinear, Periodic
-from mpgelu.likelihoods import Likelihood
+from mpgelu.likelihoods import HeteroscedasticGaussian, Likelihood, MeanAndLogVariance
 from mpgelu.moments import DiagonalMoments, FactoredMoments
 from mpgelu.networks import Parts, is_random, parts_of
 from mpgelu.rules import (
@@ -146,7 +146,7 @@ def _split(
     spread = torch.stack(means)
     center = parts.weights @ spread
     if len(means) > 1:
-        totals[_DISAGREEMENT] = (parts.weights @ (spread - center).square())[:, None]
+        totals[_DISAGREEMENT] = parts.spread**2 * (parts.weights @ (spread - center).square())[:, None]
     return center, totals
 
 
@@ -155,9 +155,10 @@ def _of_members(members: nn.Module, x: Tensor) -> tuple[Tensor, dict[_Source, Te
     with torch.no_grad():
         mean, variance = (part.double() for part in members(x))
     weights = torch.as_tensor(members.weights)
-    noise, center = weights @ (mean[..., 1] + variance[..., 1] / 2).exp(), weights @ mean[..., 0]
-    between = weights @ (mean[..., 0] - center).square()
-    return center, {_NOISE: noise[:, None], _DISAGREEMENT: between[:, None]}
+    noise, means = HeteroscedasticGaussian().noise(DiagonalMoments(mean, variance)), MeanAndLogVariance.of(mean).mean
+    center = weights @ means
+    between = weights @ (means - center).square()
+    return center, {_NOISE: (weights @ noise)[:, None], _DISAGREEMENT: between[:, None]}
 
 
 def _with_errors(

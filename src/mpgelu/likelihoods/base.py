@@ -64,6 +64,21 @@ class Likelihood(nn.Module):
         """
         return variances[..., 0]
 
+    def gaussians(self, log_variance: Tensor, known: bool) -> list[tuple[float, Tensor]] | None:
+        """Write the noise as a mixture of Gaussians around the mean, the first of two outputs.
+
+        Kernels and graphs that know heteroscedastic Gaussian noise can then do this likelihood too. The default is
+        ``None``: it has no such form, and whoever asks evaluates :meth:`predictive` instead.
+
+        Args:
+            log_variance: The second output, ``(*batch,)``.
+            known: Whether this output is known exactly; otherwise only a shift of it keeps its distribution Gaussian.
+
+        Returns:
+            The share and the log-variance of each Gaussian; the shares sum to one.
+        """
+        return None
+
     def initialise(self, weight: Tensor, bias: Tensor) -> None:
         """Scale the freshly drawn last layer, ``(outputs, n)`` and ``(outputs,)``, so that training starts well."""
         bias.zero_()

@@ -67,3 +67,8 @@ class Gaussian(Likelihood):
         moments = as_moments("Gaussian.predictive", moments, 1)
         mean, variance = moments.mean.squeeze(-1), moments.variance.squeeze(-1)
         return Predictive.gaussian(mean, variance, self.noise_variance.to(mean).expand(mean.shape))
+
+    @staticmethod
+    def in_unit(scale: float, offset: float) -> tuple[list[float], list[float]]:
+        """Gain and shift of the output that carry it to the unit of ``scale * y + offset``."""
+        return [scale], [offset]

@@ -84,10 +84,14 @@ class HeavyTailedGaussian(HeteroscedasticGaussian):
         widths = 1 - self.tail_share + self.tail_share * self.tail_width**2
         return super().noise(moments) * widths + self.background_share * self.background_variance
 
-    def log_variances(self, log_variance: Tensor) -> list[Tensor]:
-        """Log-variances of usual, wide and background errors, for a known log-variance of the usual ones."""
+    def gaussians(self, log_variance: Tensor, known: bool) -> list[tuple[float, Tensor]] | None:
+        """Usual, wide and background errors; the last have a Gaussian form only if the log-variance is known."""
+        if self.background_share and not known:
+            return None
         wide = log_variance + 2 * math.log(self.tail_width)
-        return [log_variance, wide, torch.log(log_variance.exp() + self.background_variance)]
+        background = torch.log(log_variance.exp() + self.background_variance)
+        each = zip(self.shares, (log_variance, wide, background), strict=True)
+        return [(share, noise) for share, noise in each if share]
 
     def _wider(self, moments: Moments | Tensor) -> Moments | Tensor:
         """The same outputs with the log-variance of the wide errors."""

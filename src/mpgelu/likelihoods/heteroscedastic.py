@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mpgelu.likelihoods.base import Likelihood, likelihoods
-from mpgelu.likelihoods.outputs import as_moments, check_target
+from mpgelu.likelihoods.outputs import MeanAndLogVariance, as_moments, check_target
 from mpgelu.moments import Moments
 from mpgelu.predictive import Predictive
 
@@ -33,7 +33,7 @@ class HeteroscedasticGaussian(Likelihood):
         """
         moments = as_moments("HeteroscedasticGaussian.expected_log_prob", moments, 2)
         check_target("HeteroscedasticGaussian.expected_log_prob", moments, y)
-        (mean, log_variance), covariance = moments.mean.unbind(-1), moments.covariance
+        (mean, log_variance), covariance = MeanAndLogVariance.of(moments.mean), moments.covariance
         error = mean - covariance[..., 0, 1] - y
         precision = torch.exp(covariance[..., 1, 1] / 2 - log_variance)
         return -0.5 * (math.log(2 * math.pi) + log_variance + (covariance[..., 0, 0] + error * error) * precision)
@@ -46,7 +46,8 @@ class HeteroscedasticGaussian(Likelihood):
             nodes: number of components of the mixture.
         """
         if isinstance(moments, Tensor):  # known outputs leave one Gaussian
-            mean, log_variance = as_moments("HeteroscedasticGaussian.predictive", moments, 2).mean.unbind(-1)
+            known = as_moments("HeteroscedasticGaussian.predictive", moments, 2).mean
+            mean, log_variance = MeanAndLogVariance.of(known)
             return Predictive.gaussian(mean, torch.zeros_like(mean), log_variance.exp())
         moments = as_moments("HeteroscedasticGaussian.predictive", moments, 2)
         return Predictive.heteroscedastic(moments.mean, moments.covariance, nodes=nodes)
@@ -60,6 +61,15 @@ class HeteroscedasticGaussian(Likelihood):
         r"""Expected variance of the noise, :math:`e^{\mu_2 + S_{22}/2}`, exact for Gaussian h."""
         moments = as_moments("HeteroscedasticGaussian.noise", moments, 2)
         return (moments.mean[..., 1] + moments.variance[..., 1] / 2).exp()
+
+    def gaussians(self, log_variance: Tensor, known: bool) -> list[tuple[float, Tensor]] | None:
+        """The noise is one Gaussian; a subclass with a predictive distribution of its own must override this too."""
+        return [(1.0, log_variance)] if type(self).predictive is HeteroscedasticGaussian.predictive else None
+
+    @staticmethod
+    def in_unit(scale: float, offset: float) -> tuple[list[float], list[float]]:
+        """Gains and shifts of the two outputs that carry them to the unit of ``scale * y + offset``, ``scale > 0``."""
+        return [scale, 1.0], [offset, 2 * math.log(scale)]
 
     def initialise(self, weight: Tensor, bias: Tensor) -> None:
         """Start with unit noise that hardly depends on the features."""

@@ -1,12 +1,35 @@
-"""Reading a network's output: its mean and covariance, checked against the number of outputs and the targets."""
+"""How likelihoods read the outputs of a network: their moments, checked, and the two of a heteroscedastic one."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mpgelu.errors import InputError
 from mpgelu.moments import DiagonalMoments, Moments
+
+
+class MeanAndLogVariance(NamedTuple):
+    """The two outputs of a heteroscedastic network by name; this class alone knows their order.
+
+    Args:
+        mean: Mean of the target, ``(*batch,)``.
+        log_variance: Logarithm of the variance of its noise, ``(*batch,)``.
+    """
+
+    mean: Tensor
+    log_variance: Tensor
+
+    @staticmethod
+    def of(outputs: Tensor) -> MeanAndLogVariance:
+        """Take outputs ``(*batch, 2)`` apart, or the variances of these outputs."""
+        return MeanAndLogVariance(*outputs.unbind(-1))
+
+    def joined(self) -> Tensor:
+        """Put the outputs together again, ``(*batch, 2)``."""
+        return torch.stack(self, -1)
 
 
 def as_moments(caller: str, outputs: Moments | Tensor, count: int) -> Moments:

@@ -71,7 +71,7 @@ def train_head(
     if not constant:
         _fit(stack, folds, x, target, row_weights, seed, interrupts)
     with torch.no_grad():
-        held = bounded(folds.gather(stack(x[folds.held])[..., 0])) + head.log_scale
+        held = bounded(folds.gather(stack(x[folds.held]).squeeze(-1))) + head.log_scale
     return head.requires_grad_(False), held
 
 
@@ -92,7 +92,7 @@ def _fit(
 
     def look() -> None:
         with torch.no_grad():
-            losses = _loss(stack(x[folds.held])[..., 0], target[folds.held])
+            losses = _loss(stack(x[folds.held]).squeeze(-1), target[folds.held])
             best.see((counts * losses).sum(1) / counts.sum(1))
 
     look()
@@ -103,7 +103,7 @@ def _fit(
         if rows > _BATCH:
             at = at.gather(1, torch.randint(rows, (len(at), _BATCH), generator=generator))
         optimizer.zero_grad()
-        losses = _loss(stack(x[at])[..., 0], target[at])
+        losses = _loss(stack(x[at]).squeeze(-1), target[at])
         (row_weights[at] * losses).mean(1).sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if step % _LOOK_EVERY == 0:

@@ -21,7 +21,7 @@ from mpgelu.estimators.recipe.settings import Settings
 from mpgelu.estimators.recipe.steps import Steps, expected_loss
 from mpgelu.estimators.recipe.weights import background, fit_width, mean_weights, stacking_weights
 from mpgelu.estimators.scales import LIMIT
-from mpgelu.likelihoods import HeavyTailedGaussian, HeteroscedasticGaussian, Likelihood
+from mpgelu.likelihoods import HeavyTailedGaussian, HeteroscedasticGaussian, Likelihood, MeanAndLogVariance
 from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
 from mpgelu.networks import Stack, is_random
 from mpgelu.training import Interrupts, training_progress
@@ -165,8 +165,9 @@ def _weighted(
     if settings.process:
         process, means = fit_process(rows.X, rows.y, LIMIT, Folds.of(len(rows.y), settings.folds, settings.seed))
         members = [*members, Member("Gaussian process", Stack([nn.Sequential(process)]), None)]
-        held.append(torch.stack([means, process(rows.X[:1])[0, 1].expand_as(means)], -1))
-    means, own = torch.stack(held).unbind(-1)  # (kinds, rows)
+        log_variance = MeanAndLogVariance.of(process(rows.X[:1])).log_variance
+        held.append(MeanAndLogVariance(means, log_variance.expand_as(means)).joined())
+    means, own = MeanAndLogVariance.of(torch.stack(held))  # (kinds, rows)
     means = means.clamp(*limits)
     y, row_weights = rows.y.double().numpy(), rows.weights.double().numpy()
     by_kind = torch.as_tensor(mean_weights(means.double().numpy(), y, row_weights))
