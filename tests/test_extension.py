@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from torch import Tensor, nn
 
 import mpgelu as mp
 from mpgelu.convert import conversion
+from mpgelu.estimators.recipe.weights import stacking_weights
+from mpgelu.inspect.audit.samples import Samples
 from mpgelu.layers import Elementwise, layers
 from mpgelu.likelihoods import HeteroscedasticGaussian, Likelihood, likelihoods
 from mpgelu.likelihoods.outputs import as_moments
 from mpgelu.moments import DiagonalMoments, Moments, moment_types
-from mpgelu.networks import propagate
-from mpgelu.rules import linear, multiply
+from mpgelu.networks import FeatureScale, propagate
+from mpgelu.rules import linear, multiply, rescale
 from mpgelu.rules.elementwise import Activation
 
 # ---- an elementwise activation: the function and its slope ----
@@ -55,6 +58,38 @@ class Jitter(nn.Module):
 
     def forward(self, input: Any) -> Any:
         return input if isinstance(input, Tensor) else multiply(input, 1.0, self.variance)
+
+
+# ---- an activation with a rule of its own: the square, whose mean and variance are exact ----
+
+
+@singledispatch
+def square(value: Any) -> Any:
+    r"""Moments of :math:`h^2`: mean :math:`m^2 + v`, gain :math:`2m` and a rest of variance :math:`2v^2`."""
+    raise mp.MissingRuleError(f"square: no rule for {type(value).__name__}")
+
+
+@square.register
+def _(value: Tensor) -> Tensor:
+    return value.square()
+
+
+@square.register
+def _(value: Moments) -> Moments:
+    mean, variance = value.mean, value.variance
+    moments: Moments = rescale(value, mean.square() + variance, 2 * mean, 2 * variance.square(), row_wise=True)
+    return moments
+
+
+@square.register
+def _(value: Samples) -> Samples:  # what verify compares the moments with
+    return Samples(square(value.values), square(value.moments), value.source)
+
+
+@layers.register()
+class Square(nn.Module):
+    def forward(self, input: Any) -> Any:
+        return square(input)
 
 
 # ---- a likelihood: a Laplace-like noise as two Gaussians of the same mean ----
@@ -116,7 +151,8 @@ def _(module: Halved) -> nn.Module:
 
 def build(features: int, kind: Any, outputs: int) -> nn.Module:
     """Networks of the layers above, for the estimator."""
-    return nn.Sequential(mp.Linear(features, 8), Atan(), Jitter(0.01), mp.Linear(8, outputs))
+    hidden = mp.Linear(features, 8), Atan(), Jitter(0.01), mp.Linear(8, 6), Square()
+    return nn.Sequential(*hidden, mp.Linear(6, outputs))
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +175,22 @@ def test_an_activation_and_a_layer_in_a_network() -> None:
     noisy = nn.Sequential(mp.Linear(3, 4), Jitter(0.5), mp.Linear(4, 1))
     assert mp.verify(noisy, x[:3], draws=5000).passed
     assert set(mp.attribute(noisy, x[:3], likelihood=mp.Gaussian(0.1)).kind) == {"noise", "jitter"}
+
+
+def test_an_activation_with_its_own_rule() -> None:
+    x = torch.randn(6, 3)
+    network = nn.Sequential(mp.Linear(3, 4), mp.Dropout(0.2), Square(), mp.Linear(4, 2))
+    for moments in (DiagonalMoments, mp.FullMoments, mp.FactoredMoments):
+        torch.testing.assert_close(square(moments.certain(x)).mean, x.square())
+        assert type(network(moments.certain(x))) is moments
+    deep = nn.Sequential(mp.Linear(3, 400), mp.Dropout(0.2), mp.Linear(400, 5), Square())  # nearly Gaussian units
+    assert mp.verify(deep, x, draws=4000).layers[-1].kind == "Square"
+    history = mp.fit(network, mp.HeteroscedasticGaussian(), (x, x[:, 0]), epochs=5, progress=False)
+    assert torch.isfinite(history.loss).all()
+    frame = mp.attribute(network, x)
+    assert set(frame.kind) == {"noise", "dropout", "square"}
+    wanted = mp.HeteroscedasticGaussian().variance(network.double()(mp.FactoredMoments.certain(x.double())))
+    np.testing.assert_allclose(frame.groupby("row").variance.sum(), wanted.detach(), rtol=1e-6)
 
 
 def test_all_of_them_in_the_estimator(table: tuple[Any, Any], tmp_path: Path) -> None:
@@ -184,12 +236,55 @@ def test_a_moment_type() -> None:
     assert isinstance(plain, DiagonalMoments)
 
 
-def test_a_conversion() -> None:
+def test_a_moment_type_in_the_estimator(table: tuple[Any, Any], tmp_path: Path) -> None:
+    X, y = table
+    settings: dict[str, Any] = {"rate": 0.2, "sigma": None, "folds": 2, "steps": 20, "brief": False, "random_state": 0}
+    model = mp.MPGELURegressor((8,), moments=Counted, **settings).fit(X, y)
+    model.save(tmp_path / "model")
+    loaded = mp.load(tmp_path / "model")
+    assert loaded.ensemble_.moment_type is Counted
+    np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+    plain = model.set_params(moments=DiagonalMoments).fit(X, y)
+    np.testing.assert_allclose(loaded.predict(X), plain.predict(X), rtol=1e-5)
+
+
+def test_a_conversion(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(3, 4), Halved(), nn.Dropout(0.3), nn.Linear(4, 1))
     x = torch.randn(6, 3)
     network, _ = mp.from_torch(module, example=x)
     torch.testing.assert_close(network(x), module.eval()(x))
-    assert (network(mp.FactoredMoments.certain(x)).variance > 0).all()
+    moments = network(mp.FactoredMoments.certain(x))
+    assert (moments.variance > 0).all()
+    assert mp.verify(network, x, draws=2000).passed
+    frame = mp.attribute(network, x, likelihood=mp.Gaussian(0.1))
+    np.testing.assert_allclose(frame.groupby("row").variance.sum(), moments.variance[:, 0].detach() + 0.1, rtol=1e-5)
+
+
+# ---- a recipe of one's own: how networks are trained and weighted ----
+
+
+def test_a_recipe(table: tuple[Any, Any], tmp_path: Path) -> None:
+    X, y = (torch.as_tensor(part).float() for part in table)
+    kinds = [mp.network(3, (8,), nonlinearity=Atan, rate=0.05), mp.network(3, (8,), nonlinearity=Square, rate=0.05)]
+    likelihood, stacks, densities = Doubled(2.0), [], []
+    for kind in kinds:
+        stack = mp.Stack([kind, kind])
+        mp.fit(stack, likelihood, (X[:60].expand(2, -1, -1), y[:60].expand(2, -1)), epochs=20, progress=False)
+        with torch.no_grad():
+            outputs = stack(DiagonalMoments.certain(X[60:].expand(2, -1, -1)))
+            densities.append(likelihood.predictive(outputs, 8).mixture_over(0).log_prob(y[60:]))
+        stacks.append(stack)
+    by_kind, _ = stacking_weights(torch.stack(densities, 1), torch.ones(20))
+    weights = (by_kind / 2).repeat_interleave(2)
+    zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    ensemble = mp.Ensemble(stacks, weights, likelihood, FeatureScale.identity(3), zero, one, DiagonalMoments)
+    ensemble.requires_grad_(False)
+    predicted = ensemble(X.double())
+    again = mp.Ensemble.from_description(*ensemble.described())
+    torch.testing.assert_close(again(X.double()).stddev, predicted.stddev)
+    frame = mp.attribute(ensemble, X[:4])
+    np.testing.assert_allclose(frame.groupby("row").variance.sum(), predicted.variance[:4], rtol=1e-4)
+    assert mp.verify(ensemble, X[:3], draws=500).layers
 
 
 def test_names_are_unique() -> None:

@@ -219,9 +219,9 @@ def test_gradients_of_each_row_by_vmap(rule: Rule, kind: str) -> None:
 
 
 def test_every_rule_knows_every_kind() -> None:
-    linear = {"linear", "gaussian_linear", "multiply", "scale", "add", "concatenate", "flatten", "fork"}
+    linear = {"linear", "gaussian_linear", "multiply", "scale", "rescale", "add", "concatenate", "flatten", "fork"}
     assert set(REGISTRIES) == linear | {"mpgelu", "relu", "leaky_relu", "elementwise", "layer_norm", "periodic"}
-    kinds = {Tensor, *(kind for kind in Moments.__subclasses__() if kind.__module__.startswith("mpgelu."))}
+    kinds = {Tensor, *(kind for kind in Moments.__subclasses__() if kind.__module__.startswith("mpgelu.moments."))}
     assert kinds >= set(TYPES)
     missing = {(name, kind) for name, rule in REGISTRIES.items() for kind in kinds if kind not in rule.registry}
     assert missing == WITHOUT_RULE
@@ -237,6 +237,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "gaussian_linear": lambda value: mpgelu.rules.gaussian_linear(value, ONE, ONE, None, None),
     "multiply": lambda value: mpgelu.rules.dropout(value, 0.1),
     "mpgelu": mpgelu.rules.mpgelu,
+    "rescale": lambda value: mpgelu.rules.rescale(value, ONE, ONE),
     "relu": mpgelu.rules.relu,
     "leaky_relu": mpgelu.rules.leaky_relu,
     "elementwise": lambda value: mpgelu.rules.elementwise(value, Tanh()),

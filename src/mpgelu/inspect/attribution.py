@@ -21,7 +21,7 @@ from mpgelu.errors import InputError
 from mpgelu.estimators.measurement import checked_errors, main_effects, moved
 from mpgelu.layers import MPGELU, Dropout, GaussianLinear, Periodic
 from mpgelu.likelihoods import HeteroscedasticGaussian, Likelihood, MeanAndLogVariance
-from mpgelu.moments import DiagonalMoments, FactoredMoments
+from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
 from mpgelu.networks import Parts, is_random, parts_of
 from mpgelu.rules import (
     add,
@@ -33,6 +33,7 @@ from mpgelu.rules import (
     mpgelu,
     multiply,
     periodic,
+    rescale,
     scale,
 )
 from mpgelu.rules.elementwise import Activation
@@ -263,9 +264,11 @@ def _reached(moments: Any) -> list[tuple[object, Tensor]]:
 # ---- diagonal moments with their sources apart ----
 
 
-@dataclass(frozen=True, eq=False)
-class _Apart:
+@dataclass(frozen=True, eq=False, repr=False)
+class _Apart(Moments):
     """Diagonal moments whose variances are kept apart by source.
+
+    Rules that are written for all :class:`Moments` in terms of :func:`mpgelu.rules.rescale` apply to these, too.
 
     Args:
         mean: ``(rows, n)``.
@@ -299,6 +302,11 @@ def _(
     return value.then(F.linear(value.mean, weight, bias), lambda part: F.linear(part, weight.square()), added)
 
 
+@rescale.register
+def _(value: _Apart, mean: Tensor, gain: Tensor, added: Tensor | None = None, row_wise: bool = False) -> _Apart:
+    return value.then(mean, lambda part: part * gain.square().unsqueeze(-2), added)
+
+
 @multiply.register
 def _(value: _Apart, gain: Tensor | float, noise: Tensor | float) -> _Apart:
     added = (value.variance + value.mean.square()) * noise
@@ -309,7 +317,8 @@ def _(value: _Apart, gain: Tensor | float, noise: Tensor | float) -> _Apart:
 def _(value: _Apart) -> _Apart:
     keep = keep_probability(value.mean, value.variance)
     added = keep * (1 - keep) * (value.variance + value.mean.square())
-    return value.then(keep * value.mean, lambda part: part * keep.square().unsqueeze(-2), added)
+    apart: _Apart = rescale(value, keep * value.mean, keep, added)
+    return apart
 
 
 @add.register
@@ -326,8 +335,8 @@ def _(value: _Apart, gain: Tensor | float) -> _Apart:
 def _(value: _Apart, activation: Activation) -> _Apart:
     if not value.sources:
         return _Apart(activation(value.mean))
-    fit = activation.fit(value.mean, value.variance)
-    return value.then(fit.mean, lambda part: part * fit.gain.square().unsqueeze(-2), fit.rest)
+    apart: _Apart = rescale(value, *activation.fit(value.mean, value.variance))
+    return apart
 
 
 @periodic.register

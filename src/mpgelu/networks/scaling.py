@@ -38,7 +38,7 @@ class FeatureScale(nn.Module):
         self, center: Tensor, scale: Tensor, limit: float, lower: Tensor, upper: Tensor, reach: float = 0.0
     ) -> None:
         super().__init__()
-        numbers = {"limit": torch.tensor(limit).to(center), "reach": torch.tensor(reach).to(center)}
+        numbers = {"limit": center.new_tensor(limit), "reach": center.new_tensor(reach)}
         arrays = {"center": center, "scale": scale, "lower": lower, "upper": upper, **numbers}
         for name, value in arrays.items():
             self.register_buffer(name, value)

@@ -14,7 +14,7 @@ from mpgelu.rules.mpgelu import keep_probability, mpgelu
 from mpgelu.rules.normalise import batch_norm, layer_norm
 from mpgelu.rules.periodic import periodic
 from mpgelu.rules.relu import relu
-from mpgelu.rules.scale import scale
+from mpgelu.rules.scale import rescale, scale
 
 OPERATORS.update(add=add, scale=scale, subtract_from=subtract_from)
 
@@ -35,6 +35,7 @@ __all__ = [
     "multiply",
     "periodic",
     "relu",
+    "rescale",
     "scale",
     "subtract_from",
 ]

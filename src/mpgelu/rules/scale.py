@@ -49,14 +49,22 @@ def _(value: Moments, gain: Tensor | float) -> Moments:
 def rescale(value: Any, mean: Tensor, gain: Tensor, added: Tensor | None = None, row_wise: bool = False) -> Any:
     r"""Moments with a new mean and the covariance :math:`g_i g_j C_{ij} + \delta_{ij}\, e_i`.
 
+    The building block of rules for nonlinear functions: a best linear fit with gain g and an independent rest. Such a
+    rule can be registered once for :class:`Moments`. A plain tensor is known exactly and becomes ``mean``.
+
     Args:
-        value: moments with n features.
+        value: a tensor or moments with n features.
         mean: ``(*batch, n)``.
         gain: g, ``(n,)`` or ``(*batch, n)``.
         added: e, variance that each unit gets of its own, ``(*batch, n)``; ``None`` for none.
         row_wise: whether each row has its own gain, which the shape cannot tell where there is no batch.
     """
     raise MissingRuleError(f"rescale: no rule for {type(value).__name__}; register one with @rescale.register")
+
+
+@rescale.register
+def _(value: Tensor, mean: Tensor, gain: Tensor, added: Tensor | None = None, row_wise: bool = False) -> Tensor:
+    return mean
 
 
 @rescale.register

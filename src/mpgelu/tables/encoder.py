@@ -234,10 +234,6 @@ class TableEncoder:
         """Names of the features, as many as the matrix has columns."""
         return [feature for column in self.columns for feature in column.features]
 
-    def column_of(self, feature: int) -> str:
-        """Name of the column that a feature comes from."""
-        return [column.name for column in self.columns for _ in column.features][feature]
-
     def encode(self, frame: pd.DataFrame) -> Encoded:
         """Features of each row; columns that were not in use are ignored, the order does not matter.
 
