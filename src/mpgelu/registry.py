@@ -1,4 +1,4 @@
-"""Names for types that files speak of: layers, likelihoods, moments. Users add theirs by the same decorator."""
+"""Registries that give types a name in files: layers, likelihoods, moments. Users register theirs in the same way."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Registry(Generic[T]):
 
         Args:
             *settings: Names of constructor arguments that are attributes of the same name.
-            read: A function from a value to its constructor arguments, where attributes do not tell them.
+            read: A function from a value to its constructor arguments, for values whose attributes differ from them.
         """
 
         def add(cls: type) -> type:

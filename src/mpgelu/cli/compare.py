@@ -40,8 +40,8 @@ def compare(
 
     Example: mpgelu compare --datasets boston,yacht --methods mpgelu,deep-ensemble --splits 5
     """
+    from mpgelu.research.compare.comparison_page import update_readme, write_report
     from mpgelu.research.compare.methods import GROUPS, METHODS
-    from mpgelu.research.compare.report import update_readme, write_report
     from mpgelu.research.compare.run import run, tasks
 
     names, known = _by_size(datasets), chosen("methods", methods, tuple(METHODS), GROUPS)

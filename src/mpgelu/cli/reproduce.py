@@ -91,7 +91,7 @@ def reproduce_uci(
 
     Example: mpgelu reproduce uci --datasets boston,yacht --tables 2,4 --jobs 2
     """
-    from mpgelu.research.paper.report import write_tables
+    from mpgelu.research.paper.paper_page import write_tables
     from mpgelu.research.paper.runner import measure_runtimes, run
     from mpgelu.research.paper.uci import PAPER_NETWORKS, Effort, cells
     from mpgelu.research.paper.variants import VARIANTS, WITHOUT_DROPOUT, check_variant

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, fx, nn
 
+from mpgelu.convert.accuracy import ConversionReport, ConvertedOperation, accuracy
 from mpgelu.convert.measured import measure
 from mpgelu.convert.network import ConvertedNetwork
 from mpgelu.convert.operations import plan
-from mpgelu.convert.report import ConversionReport, ConvertedOperation, accuracy
 from mpgelu.convert.tracing import CALLS, Tracer, in_mode, operation_of, trace
 from mpgelu.errors import ConversionError
 from mpgelu.layers import Dropout, LeakyReLU, Operation, ReLU
@@ -30,8 +30,8 @@ def from_torch(module: nn.Module, *, example: Tensor | None = None) -> tuple[Con
     covariances by their gain in place of the exact rule. With diagonal moments branches add as if independent.
 
     Args:
-        module: takes one tensor ``(rows, features)`` and gives one such tensor.
-        example: inputs on which the network must agree with the module in evaluation mode; optional, a check. If the
+        module: Takes one tensor ``(rows, features)`` and gives one such tensor.
+        example: Inputs on which the network must agree with the module in evaluation mode; optional, a check. If the
             module has layer normalisation, whose moments are approximated, the error is measured on it too: the
             module is sampled 2,000 times on the first 32 rows, and the report says what was found.
 

@@ -20,11 +20,11 @@ class MeasuredError:
     """Errors of propagated means and standard deviations against samples of the module.
 
     Attributes:
-        rows: number of rows of the example that were used.
-        draws: number of samples of each row.
-        mean: root mean square error of the means, in standard deviations.
-        stddev: root mean square relative error of the standard deviations.
-        worst_stddev: largest relative error of a standard deviation.
+        rows: Number of rows of the example that were used.
+        draws: Number of samples of each row.
+        mean: Root mean square error of the means, in standard deviations.
+        stddev: Root mean square relative error of the standard deviations.
+        worst_stddev: Largest relative error of a standard deviation.
     """
 
     rows: int
@@ -54,9 +54,9 @@ def measure(module: nn.Module, network: nn.Module, example: Tensor) -> MeasuredE
     stay as they are.
 
     Args:
-        module: the torch module.
-        network: what it was converted to.
-        example: inputs ``(rows, features)``, of which the first 32 are used.
+        module: The torch module.
+        network: What it was converted to.
+        example: Inputs ``(rows, features)``, of which the first 32 are used.
     """
     x = example[:_ROWS].detach()
     with torch.no_grad():

@@ -22,7 +22,7 @@ class ConvertedNetwork(nn.Module):
     nothing. Parameters have the names that they have in the torch module.
 
     Args:
-        input: name of the value that the network is given.
+        input: Name of the value that the network is given.
     """
 
     def __init__(self, input: str) -> None:

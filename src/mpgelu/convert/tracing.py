@@ -20,7 +20,7 @@ CONVERSIONS: dict[type[nn.Module], Callable[[Any], nn.Module]] = {}  # the layer
 def conversion(*types: type[nn.Module]) -> Callable[[Callable[[Any], nn.Module]], Callable[[Any], nn.Module]]:
     """Decorate a function from a module of these types to the layer that takes moments in its place.
 
-    Types from outside the package are converted, and not looked into, once they are registered.
+    Registered types from outside the package are converted as a whole and not traced into.
 
     Args:
         *types: Classes of modules; subclasses need a registration of their own.

@@ -22,7 +22,7 @@ def quantile(scores: Array, level: float) -> float:
     uniform, so it is at most that score with probability at least p (Lei et al., 2018).
 
     Args:
-        scores: sorted, of n calibration rows.
+        scores: Sorted scores of n calibration rows.
         level: p.
 
     Raises:

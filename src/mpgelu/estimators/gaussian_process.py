@@ -26,7 +26,7 @@ _SMALLEST_SCALE = 1e-12
 
 @layers.register(read=lambda process: {"points": process.weight.shape[-1], "in_features": process.points.shape[-1]})
 class GaussianProcess(nn.Module):
-    r"""Posterior mean of a Gaussian process given its training rows, beside the logarithm of its noise.
+    r"""Posterior mean of a Gaussian process given its training rows, and the logarithm of its noise variance.
 
     .. math:: m(x) = \sum_i \alpha_i\, k(x, x_i), \qquad
         k(x, x') = a^2 \Big(1 + r + \frac{r^2}{3}\Big) e^{-r} + b^2 \Big(1 + \frac{x \cdot x'}{n}\Big), \qquad
@@ -91,7 +91,7 @@ def _standardised(limited: Tensor, state: Mapping[str, Tensor]) -> Tensor:
 
 
 class LeftOut(NamedTuple):
-    """A Gaussian process, and what it would say about each of its rows without it.
+    """A Gaussian process and its predictions of each training row from the rows of other folds.
 
     Args:
         process: Given all rows.
@@ -103,17 +103,17 @@ class LeftOut(NamedTuple):
 
 
 def fit_process(X: Tensor, y: Tensor, limit: float, folds: Folds) -> LeftOut:
-    r"""The Gaussian process whose kernel makes the targets most likely, and what it says of folds that it leaves out.
+    r"""The Gaussian process whose kernel makes the targets most likely, with its predictions of left-out folds.
 
     With C the covariance of the targets, the prediction of the rows F of a fold from all others is
-    :math:`y_F - [C^{-1}]_{FF}^{-1} [C^{-1} y]_F`. Whole folds are left out, as by the networks, and not single rows:
-    it would look better beside them than it is. The kernel is searched for on at most 500 rows; weak priors keep the
-    lengths of features that hardly matter finite.
+    :math:`y_F - [C^{-1}]_{FF}^{-1} [C^{-1} y]_F`. Whole folds are left out, as by the networks:
+    leaving out single rows would overstate the accuracy relative to theirs. The kernel is searched for on at most 500
+    rows. Weak priors keep the lengths of features that hardly matter finite.
 
     Args:
         X: Limited features ``(rows, n)``.
         y: Targets ``(rows,)``, of mean zero and variance one.
-        limit: Of the features; see :class:`mpgelu.networks.FeatureScale`.
+        limit: Limit of the features; see :class:`mpgelu.networks.FeatureScale`.
         folds: Rows that are left out together.
     """
     process = GaussianProcess(*X.shape)

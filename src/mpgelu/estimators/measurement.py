@@ -55,10 +55,10 @@ class Moved(NamedTuple):
     """Some rows of a table at all points of their errors.
 
     Args:
-        rows: their numbers, ``(r,)``.
-        x: their features at each point, ``(r, P, n)``.
-        features: which features have an error, ``(r, k)``.
-        points: what the points are in units of the errors.
+        rows: Their numbers, ``(r,)``.
+        x: Their features at each point, ``(r, P, n)``.
+        features: Which features have an error, ``(r, k)``.
+        points: What the points are in units of the errors.
     """
 
     rows: Tensor
@@ -84,7 +84,7 @@ def error_points(features: int) -> ErrorPoints:
     without any linear part, is then off by about 10 %.
 
     Args:
-        features: number k of features with an error.
+        features: Number k of features with an error.
     """
     if features == 0:
         return ErrorPoints(torch.zeros(1, 0, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
@@ -104,8 +104,8 @@ def checked_errors(caller: str, input_std: ArrayLike, shape: tuple[int, ...]) ->
     """Standard deviations of the errors of each entry, of the shape of the features.
 
     Args:
-        caller: function to name in errors.
-        input_std: one number, one for each feature, or one for each row and feature.
+        caller: Function to name in errors.
+        input_std: One number, one for each feature, or one for each row and feature.
         shape: ``(rows, n)``.
 
     Raises:
@@ -128,8 +128,8 @@ def moved(x: Tensor, input_std: Tensor) -> Iterator[Moved]:
     A row's points depend on the row alone.
 
     Args:
-        x: features ``(rows, n)``.
-        input_std: standard deviation of the error of each entry, ``(rows, n)``; zero for none.
+        x: Features ``(rows, n)``.
+        input_std: Standard deviation of the error of each entry, ``(rows, n)``; zero for none.
     """
     uncertain = input_std > 0
     counts = uncertain.sum(-1)
@@ -158,8 +158,8 @@ def averaged(
     Args:
         exact: Predictive for each row of known features; used for rows without errors.
         short: The same with few components, of which the mixture has P times as many.
-        x: recorded features ``(rows, n)``.
-        input_std: standard deviation of the error of each entry, ``(rows, n)``; zero for none.
+        x: Recorded features ``(rows, n)``.
+        input_std: Standard deviation of the error of each entry, ``(rows, n)``; zero for none.
     """
     parts: list[tuple[Tensor, Predictive]] = []
     for some in moved(x, input_std):
@@ -179,8 +179,8 @@ def main_effects(values: Tensor, points: ErrorPoints) -> Tensor:
     first. The rest is due to errors jointly, and to bends of third and higher degree. One error has everything.
 
     Args:
-        values: of the function at each point, ``(rows, P)``.
-        points: with k nodes each.
+        values: Values of the function at each point, ``(rows, P)``.
+        points: Quadrature points in k dimensions.
 
     Returns:
         Variances ``(rows, k + 1)``, the rest last.

@@ -22,6 +22,7 @@ _FOUND = -1.0  # stands for the error of rows that need no further steps
 _THINNEST = 0.03  # density, of that of the Gaussian at the same level, below which a step is not trusted
 _NEAR = 1e-3  # error after which steps need no watching
 _PATIENCE = 4  # steps before they are watched
+_STEPS_BY_ROW = 2  # towards a quantile before one is looked at, lest the loop begin
 _MOST_STEPS = 120  # more than bisection needs from the largest numbers to neighbours
 _MARGIN = 1.001  # of bounds that hold without rounding
 _LARGEST = 3e38  # close to the largest float32
@@ -125,27 +126,6 @@ def _quantiles(
     return y.reshape(len(levels), -1)
 
 
-def mixture_quantiles(
-    means: Value, stddevs: Value, weights: Value, stddev: Value, components: int, levels: Sequence[float]
-) -> Value:
-    """Quantiles of any mixture of Gaussians with mean zero, ``(levels, rows)``.
-
-    Args:
-        means: Means of the K components, ``(rows, K)``.
-        stddevs: Their standard deviations, ``(rows, K)``, positive.
-        weights: Their weights, ``(rows, K)``.
-        stddev: Standard deviation of the mixture, ``(rows,)``.
-        components: The number K.
-        levels: Probabilities.
-    """
-    deviation, probabilities = stddev.reshape(-1, 1, 1), np.asarray(levels)[:, None, None, None]
-    centers, scales, shares = (part.reshape(-1, 1, components) for part in (means, stddevs, weights))
-    precisions = scales.graph.op("Div", np.sqrt(0.5), scales)
-    heights, halves = precisions * shares * (1 / np.sqrt(np.pi)), shares.reshape(-1, components, 1) * 0.5
-    mixture = _Mixture(centers, precisions, heights, halves, np.ones((components, 1)), probabilities)
-    return _root(mixture, deviation * ndtri(probabilities), deviation).reshape(len(levels), -1)
-
-
 def _by_row(outputs: Outputs, count: int) -> Outputs:
     """Moments with rows before networks, ``(outputs, rows, M, 1)``."""
 
@@ -183,12 +163,13 @@ class _Step(NamedTuple):
 class _Mixture(NamedTuple):
     """A mixture of Gaussians with mean zero, whose quantiles are wanted.
 
+    Sums are products of matrices, which onnxruntime also gets right for no rows.
+
     Args:
         means: Means of the K components, ``(rows, 1, K)``; ``None`` if they are zero.
         precisions: Inverse standard deviations over the root of two, of the same shape.
         heights: Heights of the components' densities, of the same shape.
-        weights: Half the weights of the components, ``(K, 1)``, or ``(rows, K, 1)`` if rows differ. Sums are products
-            of matrices, which onnxruntime also gets right for no rows.
+        halves: Halves of the components' weights, ``(K, 1)`` if all rows share them, else ``(rows, K, 1)``.
         ones: ``(K, 1)``.
         levels: Probabilities ``(levels, 1, 1, 1)``.
     """
@@ -196,7 +177,7 @@ class _Mixture(NamedTuple):
     means: Value | None
     precisions: Value
     heights: Value
-    weights: Array | Value
+    halves: Array | Value
     ones: Array
     levels: Array
 
@@ -209,8 +190,15 @@ class _Mixture(NamedTuple):
             precisions = precisions.reshape(0, 1, weights.size)
         weights = weights.reshape(-1, 1)
         heights = precisions * (weights.T / np.sqrt(np.pi))
-        probabilities = np.asarray(levels)[:, None, None, None]
-        return _Mixture(means, precisions, heights, weights / 2, np.ones_like(weights), probabilities)
+        return _Mixture(means, precisions, heights, weights / 2, np.ones_like(weights), _levels(levels))
+
+    @staticmethod
+    def by_row(means: Value, stddevs: Value, weights: Value, count: int, levels: Sequence[float]) -> _Mixture:
+        """From means, standard deviations and weights of ``count`` components, each ``(rows, K)``."""
+        precisions = stddevs.graph.op("Div", np.sqrt(0.5), stddevs).reshape(0, 1, count)
+        heights = precisions * (weights * (1 / np.sqrt(np.pi))).reshape(0, 1, count)
+        halves = (weights * 0.5).reshape(0, count, 1)
+        return _Mixture(means.reshape(0, 1, count), precisions, heights, halves, np.ones((count, 1)), _levels(levels))
 
     def excess(self, y: Value) -> Value:
         """Distribution function minus the levels."""
@@ -237,10 +225,42 @@ class _Mixture(NamedTuple):
         return (y if self.means is None else y - self.means) * self.precisions
 
     def _excess(self, ratio: Value) -> Value:
-        return ratio.op("Erf") @ self.weights + (0.5 - self.levels)
+        return ratio.op("Erf") @ self.halves + (0.5 - self.levels)
 
     def _sum(self, value: Value) -> Value:
         return value @ self.ones
+
+
+def _levels(levels: Sequence[float]) -> Array:
+    return np.asarray(levels)[:, None, None, None]
+
+
+def _density(levels: Sequence[float] | Array) -> Array:
+    """Of the standard normal distribution at its quantiles, ``(levels, 1, 1, 1)``."""
+    density: Array = np.exp(-0.5 * ndtri(levels) ** 2) / np.sqrt(2 * np.pi)
+    return density.reshape(-1, 1, 1, 1)
+
+
+def quantiles_by_row(
+    means: Value, stddevs: Value, weights: Value, count: int, stddev: Value, levels: Sequence[float]
+) -> Value:
+    """Quantiles ``(levels, rows)`` of mixtures of mean zero whose weights differ from row to row.
+
+    Args:
+        means: Of the components, ``(rows, K)``.
+        stddevs: Of the components, ``(rows, K)``.
+        weights: Of the components, ``(rows, K)``.
+        count: K.
+        stddev: Of the mixtures, ``(rows,)``.
+        levels: Probabilities.
+    """
+    deviation = stddev.reshape(-1, 1, 1)
+    y = deviation * ndtri(levels)[:, None, None, None]
+    mixture = _Mixture.by_row(means, stddevs, weights, count, levels)
+    thinnest = y.graph.op("Div", _THINNEST * _density(levels), deviation)
+    for _ in range(_STEPS_BY_ROW):
+        y = y - mixture.step(y, thinnest).halley
+    return _root(mixture, y, deviation).reshape(len(levels), -1)
 
 
 def _root(mixture: _Mixture, start: Value, stddev: Value) -> Value:
@@ -257,8 +277,7 @@ def _root(mixture: _Mixture, start: Value, stddev: Value) -> Value:
         stddev: Standard deviation of the mixture, ``(rows, 1, 1)``.
     """
     odds = np.sqrt(mixture.levels / (1 - mixture.levels))
-    gaussian = np.exp(-0.5 * ndtri(mixture.levels) ** 2) / np.sqrt(2 * np.pi)
-    usual = start.graph.op("Div", gaussian, stddev)
+    usual = start.graph.op("Div", _density(mixture.levels), stddev)
     first = mixture.step(start, usual * _THINNEST)
     place = start - first.halley
     excess = mixture.excess(place)

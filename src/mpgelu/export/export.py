@@ -259,4 +259,5 @@ def _extrapolation(x: Any, parts: Parts) -> Any | None:
         return None
     z = x.op("Clip", -_FARTHEST, _FARTHEST)
     distance = (scaling.lower.numpy() - z).op("Relu") + (z - scaling.upper.numpy()).op("Relu")
-    return ((distance + 1.0).op("Log") * reach).square().op("ReduceSum", [1], keepdims=0)
+    variances = ((distance + 1.0).op("Log") * reach).square()
+    return (variances @ np.ones((len(scaling.lower), 1))).op("Squeeze", [1])  # no rows would not be reduced

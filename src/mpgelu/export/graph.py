@@ -18,7 +18,7 @@ class Graph:
     """Nodes and constants of one ONNX graph in the making.
 
     Args:
-        outer: the graph whose loop this is the body of; constants are kept there.
+        outer: The graph whose loop this is the body of; constants are kept there.
     """
 
     def __init__(self, outer: Graph | None = None) -> None:
@@ -39,7 +39,7 @@ class Graph:
         return Value(self, name)
 
     def op(self, kind: str, *inputs: Value | ArrayLike, **attributes: Any) -> Value:
-        """Add a node with one output."""
+        """Add a node with one output and return its value."""
         return self.ops(kind, 1, *inputs, **attributes)[0]
 
     def ops(self, kind: str, count: int, *inputs: Value | ArrayLike, **attributes: Any) -> tuple[Value, ...]:
@@ -59,10 +59,10 @@ class Graph:
         """Repeat ``body``, from the number of the round and values to whether to go on and new values.
 
         Args:
-            body: adds the nodes of one round to the graph that it is given.
-            most: number of rounds.
-            begin: whether there is to be a first round.
-            start: values of the first round.
+            body: Adds the nodes of one round to the graph that it is given.
+            most: Number of rounds.
+            begin: Whether there is to be a first round.
+            start: Values of the first round.
         """
         inner = Graph(self)
         count, go_on = inner.value(inner.new_name()), inner.new_name()
@@ -113,9 +113,9 @@ class Graph:
         """The finished, checked model without nodes that nothing needs; every value is float32.
 
         Args:
-            inputs: shape of each; a name stands for a size known when the graph runs.
-            outputs: value, which a node must give and no other output be, and shape of each.
-            metadata: texts kept with the graph.
+            inputs: Shape of each; a name stands for a size known when the graph runs.
+            outputs: Value, which a node must give and no other output be, and shape of each.
+            metadata: Texts kept with the graph.
         """
         final = {name: value.name for name, (value, _) in outputs.items()}
         nodes = _renamed(_needed(self.nodes, final.values()), {value: name for name, value in final.items()})
@@ -179,8 +179,8 @@ class Value:
     """What one node gives; operators and methods add further nodes.
 
     Args:
-        graph: that it belongs to.
-        name: of the value in the graph.
+        graph: That it belongs to.
+        name: Name of the value in the graph.
     """
 
     __array_ufunc__ = None  # lets an array on the left leave the operation to us

@@ -24,10 +24,10 @@ class Layer:
     Args:
         weight: ``(M, before, after)``.
         bias: ``(M, 1, after)``.
-        gain: mean of the mask, ``(M, 1, 1)``.
-        noise: variance of the mask, ``(M, 1, 1)``.
-        weight_variance: as ``weight``, or ``None`` if the weights are known.
-        bias_variance: as ``bias``.
+        gain: Mean of the mask, ``(M, 1, 1)``.
+        noise: Variance of the mask, ``(M, 1, 1)``.
+        weight_variance: As ``weight``, or ``None`` if the weights are known.
+        bias_variance: As ``bias``.
     """
 
     weight: Array

@@ -24,9 +24,9 @@ from mpgelu.rules.normal import smallest_variance
 # Added to every variance, so that a unit without any is divided by a number; it counts as none to the library too.
 _NO_VARIANCE = smallest_variance(torch.float32)
 _TINY = 1e-30
-_SMALL_RATE = 0.01  # beside 1 in float32, less than this loses more digits than we can spare
+_SMALL_RATE = 0.01  # a smaller rate loses too many digits when float32 adds it to 1
 PAIRS = ([0, 1, 0], [0, 1, 1])  # of two outputs: those of the two variances and of the covariance
-OF_FLUCTUATIONS = np.sqrt([1.0, 0.5])  # scales of what outputs do, for half the second's variance is what is used
+OF_FLUCTUATIONS = np.sqrt([1.0, 0.5])  # scales of the outputs' fluctuations: the graph carries S22 / 2
 
 
 class Outputs(NamedTuple):
@@ -34,8 +34,8 @@ class Outputs(NamedTuple):
 
     Args:
         mean: ``(outputs, M, rows)``.
-        variance: of the same shape, of fluctuations scaled by ``OF_FLUCTUATIONS``.
-        correlated: whether a third row follows: of the variances the covariance, of the means any.
+        variance: Variances of the outputs times ``OF_FLUCTUATIONS``, of the same shape.
+        correlated: Whether a third row follows, which holds the covariance in ``variance`` and is unused in ``mean``.
     """
 
     mean: Value
@@ -47,8 +47,8 @@ def diagonal(x: Value, layers: Sequence[Layer]) -> Outputs:
     """Mean and variance of every unit, correlations dropped.
 
     Args:
-        x: centred features ``(rows, n)``.
-        layers: of the networks.
+        x: Centred features ``(rows, n)``.
+        layers: Layers of the networks.
     """
     *hidden, last = layers
     inputs = _Inputs(x, x * x)
@@ -70,9 +70,9 @@ def exact(x: Value, layers: Sequence[Layer], cross: bool) -> Outputs:
     are taken back to the sources instead.
 
     Args:
-        x: centred features ``(rows, n)``.
-        layers: of the networks.
-        cross: whether the covariance of two outputs is wanted.
+        x: Centred features ``(rows, n)``.
+        layers: Layers of the networks.
+        cross: Whether the covariance of two outputs is wanted.
     """
     *hidden, last = layers
     inputs = _Inputs(x, x * x)
@@ -107,10 +107,10 @@ class _Unit:
 
     Args:
         keep: k.
-        mean: k m.
-        second_moment: k q.
-        residual: k q (1 - k + n / g^2), and what random weights before added.
-        variance: of the masked unit over g^2.
+        mean: K m.
+        second_moment: K q.
+        residual: K q (1 - k + n / g^2), and what random weights before added.
+        variance: Variance of the masked unit over g^2.
     """
 
     keep: Value
@@ -139,9 +139,9 @@ class _Sources(NamedTuple):
     """Sources of noise that came up in the same place.
 
     Args:
-        size: how many.
-        factor: what each would do to every unit of a layer if its variance were 2, ``(M, rows or 1, size, units)``.
-        variances: of the sources, ``(M, rows, 1, size)``.
+        size: How many.
+        factor: What each would do to every unit of a layer if its variance were 2, ``(M, rows or 1, size, units)``.
+        variances: Variances of the sources, ``(M, rows, 1, size)``.
     """
 
     size: int
@@ -232,12 +232,12 @@ def _outputs(
     """The last layer.
 
     Args:
-        unit: before it.
-        fluctuation: independent variances before it.
-        last: the layer.
-        weight: that takes the deviations of these to the outputs.
-        sources: what others do to the outputs, from ``_to_sources``.
-        cross: whether the covariance of two outputs is wanted.
+        unit: Before it.
+        fluctuation: Independent variances before it.
+        last: The layer.
+        weight: That takes the deviations of these to the outputs.
+        sources: What others do to the outputs, from ``_to_sources``.
+        cross: Whether the covariance of two outputs is wanted.
     """
     correlated = cross and last.after == 2
     first, second = PAIRS if correlated else ([*range(last.after)], [*range(last.after)])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mpgelu.errors import InputError
-from mpgelu.export.distribution import Distribution, mixture_quantiles
+from mpgelu.export.distribution import Distribution, quantiles_by_row
 from mpgelu.export.graph import OPSET, Value
 from mpgelu.export.layers import Array
 from mpgelu.export.perceptron import OF_FLUCTUATIONS, PAIRS, Outputs
@@ -78,7 +78,8 @@ def outputs(
         extra: Variance to add to that of each mean, ``(rows,)``; ``None`` for none.
     """
     sized = (size for module in networks[0].modules() if isinstance(size := getattr(module, "in_features", 0), int))
-    mean, variance = _traced(_Moments(networks, moments).float(), x, next((size for size in sized if size), 1))
+    features, row_axis = next((size for size in sized if size), 1), int(len(networks) > 1)
+    mean, variance = _traced(_Moments(networks, moments).float(), x, features, row_axis)
     correlated = moments is not DiagonalMoments and len(scale) == 2
     first, second = PAIRS if correlated else (slice(None), slice(None))
     order = [2, 0, 1] if len(networks) > 1 else [1, 0]
@@ -110,7 +111,7 @@ def member_outputs(
         shift: ``(2,)``.
         extra: Variance to add to that of each mean, ``(rows,)``; ``None`` for none.
     """
-    mean, variance = _traced(members, x, features)
+    mean, variance = _traced(members, x, features, row_axis=1)
     variance = _widened(variance * (scale * OF_FLUCTUATIONS) ** 2, extra, len(scale))
     single = len(torch.as_tensor(members.weights)) == 1
     order = [1, 0] if single else [2, 0, 1]
@@ -153,13 +154,13 @@ def whole(x: Value, parts: Parts, levels: Sequence[float]) -> Distribution:
     module, features = _Whole(parts), len(parts.feature_names)
     with torch.no_grad():
         components = module(torch.zeros(1, features))[-1].shape[-1]
-    mean, stddev, epistemic, aleatoric, means, stddevs, weights = _traced(module, x, features)
-    quantiles = mixture_quantiles(means, stddevs, weights, stddev, components, levels) if levels else None
+    mean, stddev, epistemic, aleatoric, means, stddevs, weights = _traced(module, x, features, row_axis=0)
+    quantiles = quantiles_by_row(means, stddevs, weights, components, stddev, levels) if levels else None
     return Distribution(mean, stddev, epistemic, aleatoric, quantiles)
 
 
-def _traced(module: nn.Module, x: Value, features: int) -> list[Value]:
-    """The nodes of a module that takes ``(rows, features)``."""
+def _traced(module: nn.Module, x: Value, features: int, row_axis: int) -> list[Value]:
+    """The nodes of a module that takes ``(rows, features)`` and gives tensors with the rows in ``row_axis``."""
     from torch._inductor import inductor_prims
 
     fma = getattr(inductor_prims, "fma", None)  # newer versions of torch have it
@@ -177,4 +178,12 @@ def _traced(module: nn.Module, x: Value, features: int) -> list[Value]:
         except torch.onnx.OnnxExporterError as error:
             raise InputError(f"export_onnx: torch cannot trace this network: {str(error).splitlines()[0]}") from error
     assert program is not None
-    return x.graph.include(program.model_proto, x)
+    found = x.graph.include(program.model_proto, _at_least_one_row(x))
+    rows = x.op("Shape", end=1)
+    return [part.op("Slice", [0], rows, [row_axis]) for part in found]
+
+
+def _at_least_one_row(x: Value) -> Value:
+    """Zeros in place of no rows: onnxruntime does not reduce arrays without entries, as traced nodes would."""
+    missing = (1 - x.op("Shape", end=1)).op("Max", np.array([0]))
+    return x.op("Pad", x.graph.op("Concat", np.array([0, 0]), missing, np.array([0]), axis=0))

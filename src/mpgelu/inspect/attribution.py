@@ -80,7 +80,7 @@ def attribute(
 
     The kinds are ``noise`` (the observation's own), ``input`` (measurement error of a feature), ``dropout``,
     ``mpgelu`` and ``weights`` (random weights) of a layer and ``disagreement`` of an ensemble's networks. Dropout on
-    the input is told apart by feature.
+    the input is reported by feature.
 
     With ``input_std`` all of them are averages over the features that may be the true ones, at the points of
     :func:`mpgelu.estimators.measurement.error_points`, and ``input`` is the variance of the mean over these points. A
@@ -88,15 +88,15 @@ def attribute(
     see :func:`mpgelu.estimators.measurement.main_effects`.
 
     Args:
-        model: a fitted estimator or model of a table, an ensemble, or a network, whose features are then standardised
+        model: A fitted estimator or model of a table, an ensemble, or a network, whose features are then standardised
             already.
-        X: features ``(rows, n)``, a data frame or an array.
-        input_std: standard deviation of independent measurement errors of the features: one number, one for each
+        X: Features ``(rows, n)``, a data frame or an array.
+        input_std: Standard deviation of independent measurement errors of the features: one number, one for each
             feature ``(n,)``, or for each row and feature ``(rows, n)``.
-        units: name every hidden unit, or sum over each layer; by default only for a single network, as units of the
+        units: Name every hidden unit, or sum over each layer; by default only for a single network, as units of the
             same number in different networks have nothing in common. Features are always named.
-        features: names of the features, where neither the model nor X has any.
-        likelihood: of a network; by default heteroscedastic for two outputs, Gaussian of unit noise for one.
+        features: Names of the features, where neither the model nor X has any.
+        likelihood: Likelihood of a network; by default heteroscedastic for two outputs, Gaussian of unit noise for one.
 
     Returns:
         One line for each row and source: row, kind, layer, unit, variance, and share of the row's variance.
@@ -272,7 +272,7 @@ class _Apart(Moments):
 
     Args:
         mean: ``(rows, n)``.
-        sources: the identity of every set of sources and its part of the variances, ``(rows, sources, n)``.
+        sources: The identity of every set of sources and its part of the variances, ``(rows, sources, n)``.
     """
 
     mean: Tensor
@@ -357,8 +357,8 @@ def plot_attribution(frame: pd.DataFrame, rows: Sequence[int] | None = None) -> 
     """Draw what :func:`attribute` found: stacked bars for some rows, and the sources ranked over all of them.
 
     Args:
-        frame: as it came.
-        rows: which to draw as bars; by default eight from the smallest to the largest variance.
+        frame: As it came.
+        rows: Which to draw as bars; by default eight from the smallest to the largest variance.
     """
     from matplotlib import colormaps
     from matplotlib.figure import Figure

@@ -19,10 +19,10 @@ class Dropout(nn.Module):
     The randomness is part of the model: training and evaluation mode give the same moments.
 
     Args:
-        rate: probability of dropping a unit, in [0, 1).
-        rescale: divide what is kept by ``1 - rate``, as ``torch.nn.Dropout`` does; ``False`` is the paper's dropout.
-        device: where the rate lives.
-        dtype: of the rate.
+        rate: Probability of dropping a unit, in [0, 1).
+        rescale: Divide what is kept by ``1 - rate``, as ``torch.nn.Dropout`` does; ``False`` is the paper's dropout.
+        device: Where the rate lives.
+        dtype: Data type of the rate.
     """
 
     rate: Tensor  # a buffer, so that models with different rates can be stacked and trained as one

@@ -17,7 +17,7 @@ class Elementwise(nn.Module):
     """An elementwise function of Gaussian units; see :func:`mpgelu.rules.elementwise`.
 
     Args:
-        activation: the function.
+        activation: The function.
     """
 
     def __init__(self, activation: Activation) -> None:
@@ -70,8 +70,8 @@ class Softplus(Elementwise):
     """``torch.nn.Softplus`` that also takes moments, by quadrature.
 
     Args:
-        beta: sharpness.
-        threshold: of ``beta x``, above which the function is its argument.
+        beta: Sharpness.
+        threshold: Value of ``beta x`` above which the function is its argument.
     """
 
     def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None:
@@ -83,7 +83,7 @@ class LeakyReLU(nn.Module):
     """``torch.nn.LeakyReLU`` that also takes moments; see :func:`mpgelu.rules.leaky_relu`.
 
     Args:
-        negative_slope: slope below zero; 0 is ReLU.
+        negative_slope: Slope below zero; 0 is ReLU.
         covariance: ``"exact"``, or ``"gain"`` for the approximation under which factored moments stay factored.
     """
 

@@ -21,12 +21,12 @@ class GaussianLinear(nn.Linear):
     The means start as those of ``torch.nn.Linear``. Variances are held by their logarithm.
 
     Args:
-        in_features: size of the input.
-        out_features: size of the output.
-        bias: whether to add a bias.
-        initial_variance: of every weight and bias.
-        device: where the parameters live.
-        dtype: of the parameters.
+        in_features: Size of the input.
+        out_features: Size of the output.
+        bias: Whether to add a bias.
+        initial_variance: Starting variance of every weight and bias.
+        device: Where the parameters live.
+        dtype: Data type of the parameters.
     """
 
     def __init__(

@@ -12,8 +12,8 @@ class Operation(nn.Module):
     """A rule without parameters of its own; gives it a name in a network, and in the audit of one.
 
     Args:
-        rule: called with what the layer is given, one or more values.
-        **settings: its further arguments.
+        rule: Called with what the layer is given, one or more values.
+        **settings: Its further arguments.
     """
 
     def __init__(self, rule: Callable[..., Any], **settings: Any) -> None:

@@ -19,22 +19,22 @@ def _sizes(layer: Periodic) -> dict[str, int]:
 
 @layers.register(read=_sizes)
 class Periodic(nn.Module):
-    """Each feature beside learned combinations of cosines of it; see :func:`mpgelu.rules.periodic`.
+    """Each feature followed by learned combinations of its cosines; see :func:`mpgelu.rules.periodic`.
 
     Frequencies start as independent Gaussians, phases uniform over a cycle, and weights as those of
     ``torch.nn.Linear``. There is no bias: the linear layer that follows has one.
 
     Args:
-        in_features: number n of features.
-        frequencies: cosines of each feature.
-        sigma: standard deviation of the first frequencies, in cycles per unit of the feature. Larger values resolve
+        in_features: Number n of features.
+        frequencies: Cosines of each feature.
+        sigma: Standard deviation of the first frequencies, in cycles per unit of the feature. Larger values resolve
             finer structure and overfit sooner.
-        outputs: combinations of the cosines of each feature.
-        device: where the parameters live.
-        dtype: of the parameters.
+        outputs: Combinations of the cosines of each feature.
+        device: Where the parameters live.
+        dtype: Data type of the parameters.
 
     Attributes:
-        out_features: number of features after the layer, ``in_features * (1 + outputs)``.
+        out_features: Number of features after the layer, ``in_features * (1 + outputs)``.
 
     Example:
         >>> layer = Periodic(4, outputs=3)

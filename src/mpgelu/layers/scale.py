@@ -18,9 +18,9 @@ class Scale(nn.Module):
     """A learned factor for each feature, one at the start; see :func:`mpgelu.rules.scale`.
 
     Args:
-        in_features: number of features.
-        device: where the factors live.
-        dtype: of the factors.
+        in_features: Number of features.
+        device: Where the factors live.
+        dtype: Data type of the factors.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class RobustScale(nn.Module):
 
     Args:
         center: c, ``(n,)``.
-        scale: s > 0, ``(n,)``.
-        limit: of :math:`|z|`.
+        scale: S > 0, ``(n,)``.
+        limit: Limit of :math:`|z|`.
     """
 
     center: Tensor
@@ -80,8 +80,8 @@ class RobustScale(nn.Module):
         range, and where all are, one.
 
         Args:
-            x: rows.
-            limit: of the scaled features.
+            x: Rows.
+            limit: Limit of the scaled features.
         """
         low, center, high = torch.quantile(x, torch.tensor([0.25, 0.5, 0.75], dtype=x.dtype, device=x.device), dim=0)
         spread = torch.where(high > low, high - low, (x.amax(0) - x.amin(0)) / 2)

@@ -1,4 +1,4 @@
-"""What every likelihood offers: the one place that knows what the outputs of a network mean."""
+"""The interface of likelihoods, which alone know what the outputs of a network mean."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Likelihood(nn.Module):
         r"""Expectation of :math:`\log p(y \mid h)` over the moments of h, ``(*batch,)``: the training objective.
 
         Args:
-            moments: Of the outputs, mean ``(*batch, outputs)``; a tensor counts as known exactly.
+            moments: Moments of the outputs, mean ``(*batch, outputs)``; a tensor counts as known exactly.
             y: Targets ``(*batch,)``.
         """
         raise NotImplementedError
@@ -40,7 +40,7 @@ class Likelihood(nn.Module):
         """Distribution of the target for each row, ``(*batch,)``.
 
         Args:
-            moments: Of the outputs, mean ``(*batch, outputs)``; a tensor counts as known exactly.
+            moments: Moments of the outputs, mean ``(*batch, outputs)``; a tensor counts as known exactly.
             nodes: Components of the mixture that stands for an uncertain noise, where there is one.
         """
         raise NotImplementedError
@@ -56,11 +56,11 @@ class Likelihood(nn.Module):
     def mean_part(self, variances: Tensor, moments: Moments) -> Tensor:
         """What independent sources add to the variance of the predictive mean, ``(*batch, sources)``.
 
-        The mean of the target is the first output unless a subclass says otherwise.
+        The mean of the target is the first output unless a subclass overrides this.
 
         Args:
             variances: What each source adds to the variance of each output, ``(*batch, sources, outputs)``.
-            moments: Of the outputs.
+            moments: Moments of the outputs.
         """
         return variances[..., 0]
 

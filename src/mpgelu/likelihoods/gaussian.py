@@ -22,7 +22,7 @@ class Gaussian(Likelihood):
 
     Args:
         noise_variance: :math:`\sigma^2`.
-        learn_noise: make it a parameter, held by its logarithm.
+        learn_noise: Make it a parameter, held by its logarithm.
     """
 
     log_noise_variance: Tensor
@@ -48,8 +48,8 @@ class Gaussian(Likelihood):
         .. math:: -\tfrac12 \Big\{ \log 2\pi\sigma^2 + \frac{s^2 + (\mu - y)^2}{\sigma^2} \Big\}
 
         Args:
-            moments: of the output, mean ``(*batch, 1)``.
-            y: targets ``(*batch,)``.
+            moments: Moments of the output, mean ``(*batch, 1)``.
+            y: Targets ``(*batch,)``.
         """
         moments = as_moments("Gaussian.expected_log_prob", moments, 1)
         check_target("Gaussian.expected_log_prob", moments, y)
@@ -61,7 +61,7 @@ class Gaussian(Likelihood):
         r"""Distribution of y: :math:`N(\mu, s^2 + \sigma^2)`, exact.
 
         Args:
-            moments: Of the output, mean ``(*batch, 1)``.
+            moments: Moments of the output, mean ``(*batch, 1)``.
             nodes: Not needed: there is one component.
         """
         moments = as_moments("Gaussian.predictive", moments, 1)

@@ -28,8 +28,8 @@ class HeteroscedasticGaussian(Likelihood):
         Equation (1) of the paper, whose second term is misprinted there as :math:`\mu_1`. Exact for Gaussian h.
 
         Args:
-            moments: of the two outputs, mean ``(*batch, 2)``.
-            y: targets ``(*batch,)``.
+            moments: Moments of the two outputs, mean ``(*batch, 2)``.
+            y: Targets ``(*batch,)``.
         """
         moments = as_moments("HeteroscedasticGaussian.expected_log_prob", moments, 2)
         check_target("HeteroscedasticGaussian.expected_log_prob", moments, y)
@@ -42,8 +42,8 @@ class HeteroscedasticGaussian(Likelihood):
         r"""Distribution of y: the mixture over the log-variance, each component Gaussian; see :class:`Predictive`.
 
         Args:
-            moments: of the two outputs, mean ``(*batch, 2)``.
-            nodes: number of components of the mixture.
+            moments: Moments of the two outputs, mean ``(*batch, 2)``.
+            nodes: Number of components of the mixture.
         """
         if isinstance(moments, Tensor):  # known outputs leave one Gaussian
             known = as_moments("HeteroscedasticGaussian.predictive", moments, 2).mean

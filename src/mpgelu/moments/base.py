@@ -136,7 +136,7 @@ class Moments:
         """These moments with every tensor replaced.
 
         Args:
-            function: takes a tensor, how many of its last dimensions belong to one random vector, and whether each row
+            function: Takes a tensor, how many of its last dimensions belong to one random vector, and whether each row
                 has its own; gives the tensor that takes its place.
         """
         raise MissingRuleError(f"{type(self).__name__} does not say how to replace its tensors; define replaced")

@@ -107,5 +107,5 @@ def _check_finite(caller: str, name: str, value: Tensor) -> None:
 
 
 def _values_are_known(value: Tensor) -> bool:
-    """Whether numbers can be looked at: not while a graph is traced, nor under torch.func transforms."""
+    """Whether values can be read: not while a graph is traced, nor under torch.func transforms."""
     return not (torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(value))

@@ -20,7 +20,7 @@ def batched(layer: nn.Module, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
     A stack whose layers all have such a form runs tensors by them; others run by ``vmap``.
 
     Args:
-        layer: Of one of the networks; its settings count, its parameters do not.
+        layer: Layer of one of the networks; its settings count, its parameters do not.
         x: ``(M, rows, n)``.
         state: Parameters and buffers of the layer by name, each ``(M, ...)``.
     """

@@ -1,4 +1,4 @@
-"""A network as data: what its files hold, and what fast paths, export and attribution look at.
+"""A network as data: the form that files hold, and that fast paths and export match.
 
 One recogniser, :func:`describe`, turns a network into a :class:`Description`; one builder, :func:`build`, turns it back
 into a network of fresh parameters. :func:`perceptron_of` answers whether a description is a plain perceptron, which the
@@ -98,11 +98,11 @@ class MaskedLinear:
     """Where a perceptron keeps one linear layer and the dropout before it.
 
     Args:
-        name: Of the linear layer in the network.
+        name: Name of the linear layer in the network.
         gaussian: Whether its weights are random.
         bias: Whether it has one.
         dropout: Name of the dropout layer before it; ``None`` for none.
-        rescale: Of the dropout.
+        rescale: Setting ``rescale`` of the dropout.
     """
 
     name: str

@@ -31,13 +31,13 @@ def network(
     moments run the random one.
 
     Args:
-        in_features: number of input features.
-        hidden: width of each hidden layer, any number of them.
+        in_features: Number of input features.
+        hidden: Width of each hidden layer, any number of them.
         outputs: 2 for mean and log-variance (:class:`HeteroscedasticGaussian`), 1 for the mean (:class:`Gaussian`).
         nonlinearity: ``"mpgelu"``, ``"relu"`` (with exact covariance), or a function without arguments that makes one
             layer, for example :class:`mpgelu.layers.Tanh` itself; it is called once for each hidden layer.
-        rate: dropout rate, rescaled as in torch; 0 leaves the dropout layers out.
-        gaussian_weights: use :class:`GaussianLinear`, whose weights are random too.
+        rate: Dropout rate, rescaled as in torch; 0 leaves the dropout layers out.
+        gaussian_weights: Use :class:`GaussianLinear`, whose weights are random too.
         embedding: Standard deviation of the starting frequencies of a :class:`Periodic` embedding of the features, in
             cycles per unit; ``None`` for no embedding.
 
@@ -84,9 +84,9 @@ def paper_network(
         in_features: Q, the number of input features.
         outputs: 2 (mean and log-variance) or 1.
         nonlinearity: ``"mpgelu"`` or ``"relu"``.
-        rate: dropout rate.
-        width: units in each hidden layer.
-        relu_dropout: where the ReLU network has dropout, before "each" dense layer as in the paper, or on the "input"
+        rate: Dropout rate.
+        width: Units in each hidden layer.
+        relu_dropout: Where the ReLU network has dropout, before "each" dense layer as in the paper, or on the "input"
             alone, as the MP-GELU network always has it.
     """
     if relu_dropout not in ("each", "input"):

@@ -24,9 +24,9 @@ class Parts:
 
     Attributes:
         networks: M modules.
-        weights: Of the networks, ``(M,)``, float64, summing to one.
+        weights: Weights of the networks, ``(M,)``, float64, summing to one.
         likelihood: What their outputs mean.
-        feature_names: Of the n raw features.
+        feature_names: Names of the n raw features.
         scaling: From raw features to what the networks take.
         target_mean: In the unit of the target.
         target_scale: In the unit of the target.
@@ -94,7 +94,7 @@ def parts_of(
         model: A fitted estimator, a model of a table, an ensemble, or any module from moments to moments.
         caller: Named in errors.
         features: Names of the features, or how many; needed of a network that does not start with a linear layer.
-        likelihood: Of a network; by default heteroscedastic for two outputs, Gaussian of unit noise for one.
+        likelihood: Likelihood of a network; by default heteroscedastic for two outputs, Gaussian of unit noise for one.
         moments: That a network propagates.
     """
     what = f"{type(model).__name__}; call fit first" if hasattr(model, "fit") else type(model).__name__

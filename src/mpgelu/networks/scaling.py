@@ -21,7 +21,7 @@ class FeatureScale(nn.Module):
     Args:
         center: Typical value c of each feature, ``(n,)``, float64.
         scale: Spread s of each feature, ``(n,)``, positive.
-        limit: Of the scaled features; 1e300 for none.
+        limit: Limit of the scaled features; 1e300 for none.
         lower: Smallest scaled value of each feature in the training rows, before the limit, ``(n,)``.
         upper: The largest, ``(n,)``.
         reach: Standard deviation of the target, in its own scale, that one logarithmic unit of distance adds.

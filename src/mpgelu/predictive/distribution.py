@@ -11,11 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.nn import Parameter
 
 from mpgelu.errors import InputError
-from mpgelu.predictive.checks import check_floats
+from mpgelu.predictive.checks import check_floats, needs_gradient, values_are_visible
 from mpgelu.predictive.distances import mean_absolute, mean_absolute_difference
 from mpgelu.predictive.nodes import normal_nodes
 from mpgelu.predictive.quantiles import bisected, quantiles
@@ -34,12 +32,12 @@ class Predictive:
     it, and other rows are not touched. Build one with ``gaussian``, ``heteroscedastic`` or ``mixture``.
 
     Args:
-        means: of the components, ``(*batch, K)``.
-        variances: of the components, ``(*batch, K)``.
-        log_weights: logarithms of weights that sum to one, ``(K,)`` if all rows share them, else ``(*batch, K)``.
-        mean: of y, ``(*batch,)``.
-        epistemic_variance: what comes from not knowing the function, ``(*batch,)``.
-        aleatoric_variance: expected variance of the noise, ``(*batch,)``.
+        means: Means of the components, ``(*batch, K)``.
+        variances: Variances of the components, ``(*batch, K)``.
+        log_weights: Logarithms of weights that sum to one, ``(K,)`` if all rows share them, else ``(*batch, K)``.
+        mean: Mean of y, ``(*batch,)``.
+        epistemic_variance: What comes from not knowing the function, ``(*batch,)``.
+        aleatoric_variance: Expected variance of the noise, ``(*batch,)``.
     """
 
     means: Tensor
@@ -50,7 +48,7 @@ class Predictive:
     aleatoric_variance: Tensor
 
     def __post_init__(self) -> None:
-        """Check shapes and dtypes; values are never looked at."""
+        """Check shapes and dtypes, never values."""
         check_floats("Predictive", "means", self.means)
         if self.means.dim() == 0:
             raise InputError("Predictive: means must be (*batch, K), got a scalar; use means.reshape(1)")
@@ -64,7 +62,7 @@ class Predictive:
         """One Gaussian for each row, whose variance is the sum of the two.
 
         Args:
-            mean: of y, ``(*batch,)``.
+            mean: Mean of y, ``(*batch,)``.
             epistemic_variance: ``(*batch,)``, or ``()`` if the same for all rows.
             aleatoric_variance: ``(*batch,)``, or ``()`` if the same for all rows.
         """
@@ -93,7 +91,7 @@ class Predictive:
         Args:
             mean: E, ``(*batch, 2)``.
             covariance: S, ``(*batch, 2, 2)``, symmetric and positive semidefinite.
-            nodes: number of components K; one is exact where :math:`S_{22} = 0`.
+            nodes: Number of components K; one is exact where :math:`S_{22} = 0`.
         """
         caller = "Predictive.heteroscedastic"
         check_floats(caller, "mean", mean)
@@ -233,8 +231,8 @@ class Predictive:
         and zero where the density underflows, in the empty space between components.
 
         Args:
-            q: one probability, or n of them.
-            tolerance: by how much F may miss q. 1e-5 allows single precision, which takes half the time; 0 does not.
+            q: One probability, or n of them.
+            tolerance: By how much F may miss q. 1e-5 allows single precision, which takes half the time; 0 does not.
 
         Returns:
             ``(*batch,)`` for one probability, ``(*batch, n)`` for n.
@@ -245,13 +243,13 @@ class Predictive:
         if q.dim() > 1:
             raise InputError(f"quantile: q must be one probability or a vector, got {tuple(q.shape)}; use q.flatten()")
         parts = (self.means, self.variances, self.log_weights, q)
-        plain = _plain(*parts)
+        plain = values_are_visible(*parts)
         with torch.no_grad():
             if plain:
                 root = quantiles(self.means, self.variances, self.log_weights, self.mean, self.stddev, q, tolerance)
             else:
                 root = bisected(*(part.detach() for part in parts))
-        if plain and not _needs_gradient(*parts):
+        if plain and not needs_gradient(*parts):
             return root
         rows = self if q.dim() == 0 else self[..., None]
         finite = torch.where(root.isfinite(), root, 0.0)
@@ -264,8 +262,8 @@ class Predictive:
         """Ends of the central interval that holds y with probability ``level``, each ``(*batch,)``.
 
         Args:
-            level: strictly between 0 and 1.
-            tolerance: as in :meth:`quantile`.
+            level: Strictly between 0 and 1.
+            tolerance: As in :meth:`quantile`.
         """
         if not 0 < level < 1:
             raise InputError(f"interval: level must lie strictly between 0 and 1, got {level}; 90 % is 0.9")
@@ -281,11 +279,11 @@ class Predictive:
         the integral of :math:`F (1 - F)` instead of the second term where its error is below 1e-7 of that term.
 
         Args:
-            y: broadcasts against ``(*batch,)``.
+            y: Broadcasts against ``(*batch,)``.
         """
         parts, weights = (self.means, self.variances, self.log_weights), self.log_weights.softmax(-1)
         distance = (weights * mean_absolute(self._errors("crps", "y", y), self.variances)).sum(-1)
-        by_integral = _plain(*parts) and not _needs_gradient(*parts)
+        by_integral = values_are_visible(*parts) and not needs_gradient(*parts)
         spread = mean_absolute_difference(self.means, self.variances, weights.expand_as(self.means), by_integral)
         return torch.where(distance.isinf(), distance, distance - 0.5 * spread)
 
@@ -320,7 +318,7 @@ class Predictive:
         """Distribution of ``scale * y + shift``, for example back in the unit of the data; exact.
 
         Args:
-            scale: of either sign, ``()`` or ``(*batch,)``.
+            scale: Scale of either sign, ``()`` or ``(*batch,)``.
             shift: ``()`` or ``(*batch,)``.
         """
         scale = self._tensor("affine", "scale", scale, (), self.batch_shape)
@@ -338,7 +336,7 @@ class Predictive:
         """Distribution of y plus an independent Gaussian error, which counts as epistemic; exact.
 
         Args:
-            variance: Of the error, ``()`` or ``(*batch,)``.
+            variance: Variance of the error, ``()`` or ``(*batch,)``.
         """
         variance = self._tensor("widened", "variance", variance, (), self.batch_shape)
         return replace(
@@ -391,16 +389,6 @@ class Predictive:
         """The same in standard deviations of the components, bounded; NaN stays NaN, also for a point mass."""
         errors = self._errors(caller, argument, value)
         return torch.where(errors.isnan(), errors, normal.standardise(errors, self.variances)[0])
-
-
-def _plain(*tensors: Tensor) -> bool:
-    """Whether numbers can be looked at: neither traced nor transformed, by torch.func or forward mode."""
-    transformed = forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
-    return not (torch.compiler.is_compiling() or transformed) and all(type(x) in (Tensor, Parameter) for x in tensors)
-
-
-def _needs_gradient(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def _joined(parts: Tensor, dim: int) -> Tensor:

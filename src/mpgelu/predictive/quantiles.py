@@ -14,7 +14,7 @@ _ELEMENTS_AT_ONCE = 131072  # temporaries of this size stay in the cache of a CP
 _FREE_STEPS = 8  # of a root, before every second one is a bisection
 _MOST_STEPS = _FREE_STEPS + 2 * 64  # until bisections alone have found it among all float64 numbers
 _STEP_ERROR = 1e-12  # of a root after its last step, in standard deviations
-_POINTS = 8  # that stand for a component where a first guess of a quantile is looked for
+_POINTS = 8  # points that represent a component in the search for a first guess
 
 
 def quantiles(

@@ -60,8 +60,8 @@ class Softplus(Activation):
     """``log(1 + exp(beta x)) / beta``.
 
     Args:
-        beta: sharpness.
-        threshold: of ``beta x``, above which the function is its argument.
+        beta: Sharpness.
+        threshold: Value of ``beta x`` above which the function is its argument.
     """
 
     beta: float = 1.0

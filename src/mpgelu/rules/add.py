@@ -31,9 +31,9 @@ def add(value: Any, other: Any, alpha: float = 1.0) -> Any:
     moments are refused.
 
     Args:
-        value: a tensor or moments with n features.
-        other: a number, a tensor, or moments of the same kind.
-        alpha: factor of the second, as in :func:`torch.add`.
+        value: A tensor or moments with n features.
+        other: A number, a tensor, or moments of the same kind.
+        alpha: Factor of the second, as in :func:`torch.add`.
     """
     raise MissingRuleError(f"add: no rule for {type(value).__name__}; register one with @add.register")
 

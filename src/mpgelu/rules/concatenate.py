@@ -29,9 +29,9 @@ def concatenate(value: Any, *others: Any, dim: int = -1) -> Any:
     with another.
 
     Args:
-        value: a tensor or moments.
-        *others: more of the same kind and batch shape.
-        dim: the dimension of the features, by its number or as -1.
+        value: A tensor or moments.
+        *others: More of the same kind and batch shape.
+        dim: The dimension of the features, by its number or as -1.
     """
     raise MissingRuleError(f"concatenate: no rule for {type(value).__name__}; register one with @concatenate.register")
 

@@ -21,9 +21,9 @@ def dropout(value: Any, rate: Tensor | float, rescale: bool = True) -> Any:
     happens to it.
 
     Args:
-        value: a tensor or moments.
-        rate: probability p of dropping a unit, in [0, 1).
-        rescale: divide what is kept by 1 - p, as ``torch.nn.Dropout`` does; the paper does not.
+        value: A tensor or moments.
+        rate: Probability p of dropping a unit, in [0, 1).
+        rescale: Divide what is kept by 1 - p, as ``torch.nn.Dropout`` does; the paper does not.
     """  # noqa: D205
     return multiply(value, *mask_moments(rate, rescale))
 
@@ -43,9 +43,9 @@ def multiply(value: Any, gain: Tensor | float, noise: Tensor | float) -> Any:
     Exact for every kind of moments. A plain tensor is multiplied by the gain.
 
     Args:
-        value: a tensor or moments with n features.
-        gain: mean of the factors; a number or ``(n,)``.
-        noise: variance of the factors; a number or ``(n,)``.
+        value: A tensor or moments with n features.
+        gain: Mean of the factors; a number or ``(n,)``.
+        noise: Variance of the factors; a number or ``(n,)``.
     """
     raise MissingRuleError(f"multiply: no rule for {type(value).__name__}; register one with @multiply.register")
 

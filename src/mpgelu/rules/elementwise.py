@@ -98,8 +98,8 @@ def elementwise(value: Any, activation: Activation) -> Any:
     semidefinite, and factored moments stay factored, every source with its name.
 
     Args:
-        value: a tensor or moments with n features.
-        activation: the function, for example :class:`mpgelu.rules.activations.Tanh`.
+        value: A tensor or moments with n features.
+        activation: The function, for example :class:`mpgelu.rules.activations.Tanh`.
     """
     raise MissingRuleError(f"elementwise: no rule for {type(value).__name__}; register one with @elementwise.register")
 

@@ -17,9 +17,9 @@ def flatten(value: Any, start_dim: int = 1, end_dim: int = -1) -> Any:
     """A tensor flattened as by :func:`torch.flatten`; moments ``(rows, n)`` as they are.
 
     Args:
-        value: a tensor, or moments whose features are the dimension that flattening would leave.
-        start_dim: first dimension to flatten.
-        end_dim: last dimension to flatten.
+        value: A tensor, or moments whose features are the dimension that flattening would leave.
+        start_dim: First dimension to flatten.
+        end_dim: Last dimension to flatten.
     """
     raise MissingRuleError(f"flatten: no rule for {type(value).__name__}; register one with @flatten.register")
 

@@ -23,7 +23,7 @@ def fork(value: Any) -> Any:
     moments have no correlations to keep, and a tensor no randomness.
 
     Args:
-        value: a tensor or moments with n features.
+        value: A tensor or moments with n features.
     """
     raise MissingRuleError(f"fork: no rule for {type(value).__name__}; register one with @fork.register")
 

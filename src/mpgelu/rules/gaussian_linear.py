@@ -27,11 +27,11 @@ def gaussian_linear(
     meets the mean weights.
 
     Args:
-        value: a tensor or moments with n features.
-        weight: means ``(outputs, n)``.
-        weight_variance: variances ``(outputs, n)``.
-        bias: means ``(outputs,)`` or ``None``.
-        bias_variance: variances ``(outputs,)`` or ``None``.
+        value: A tensor or moments with n features.
+        weight: Means ``(outputs, n)``.
+        weight_variance: Variances ``(outputs, n)``.
+        bias: Means ``(outputs,)`` or ``None``.
+        bias_variance: Variances ``(outputs,)`` or ``None``.
     """
     raise MissingRuleError(
         f"gaussian_linear: no rule for {type(value).__name__}; register one with @gaussian_linear.register"

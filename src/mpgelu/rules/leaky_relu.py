@@ -29,7 +29,7 @@ def leaky_relu(value: Any, negative_slope: float = 0.01, covariance: Covariance 
     in :func:`elementwise`, and factored moments stay factored.
 
     Args:
-        value: a tensor or moments with n features.
+        value: A tensor or moments with n features.
         negative_slope: :math:`\alpha`.
         covariance: ``"exact"`` or ``"gain"``, for full and factored moments.
     """

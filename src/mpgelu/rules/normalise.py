@@ -30,12 +30,12 @@ def batch_norm(
     One known scale and shift for each feature: exact for every kind of moments.
 
     Args:
-        value: a tensor or moments with n features.
+        value: A tensor or moments with n features.
         mean: :math:`\mu`, ``(n,)``.
         variance: :math:`\sigma^2`, ``(n,)``.
         weight: ``(n,)`` or ``None``.
         bias: ``(n,)`` or ``None``.
-        eps: added to the variance.
+        eps: Added to the variance.
     """
     gain = (variance + eps).rsqrt()
     if weight is not None:
@@ -58,10 +58,10 @@ def layer_norm(value: Any, weight: Tensor | None = None, bias: Tensor | None = N
     of the units in, so that a small mean under much noise is not blown up.
 
     Args:
-        value: a tensor or moments with n features.
+        value: A tensor or moments with n features.
         weight: w, ``(n,)`` or ``None``.
         bias: b, ``(n,)`` or ``None``.
-        eps: added to the variance of the vector.
+        eps: Added to the variance of the vector.
     """
     raise MissingRuleError(f"layer_norm: no rule for {type(value).__name__}; register one with @layer_norm.register")
 
@@ -110,10 +110,10 @@ def _linearised(
 
     Args:
         mean: ``(*batch, n)``.
-        spread: expected variance within the vector beyond that of its mean, ``(*batch,)``.
+        spread: Expected variance within the vector beyond that of its mean, ``(*batch,)``.
         weight: ``(n,)`` or ``None``.
         bias: ``(n,)`` or ``None``.
-        eps: added to the variance.
+        eps: Added to the variance.
     """
     centred = mean - mean.mean(-1, keepdim=True)
     scale = (centred.square().mean(-1) + spread + eps).rsqrt().unsqueeze(-1)  # 1 / sqrt q

@@ -1,4 +1,4 @@
-"""Periodic embedding of numbers: each feature beside learned combinations of cosines of it, exact for Gaussians."""
+"""Periodic embedding: each feature followed by learned combinations of its cosines, exact for Gaussian features."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def periodic(value: Any, frequency: Tensor, phase: Tensor, weight: Tensor) -> An
     moments stay certain. Moments are computed in float64, whatever the dtype that they are held in.
 
     Args:
-        value: a tensor or moments with n features.
+        value: A tensor or moments with n features.
         frequency: w, in cycles per unit of the feature, ``(n, k)``.
         phase: b, in cycles, ``(n, k)``.
         weight: W, ``(n, k, d)``.
@@ -153,8 +153,8 @@ def _rest(cos: Tensor, sin: Tensor, spread: Tensor, covariance: Tensor) -> Tenso
     with :math:`e^{|Q|}` taken out, which neither overflows for large nor cancels for small variances.
 
     Args:
-        cos: of the mean angles, ``(*batch, n, k)``.
-        sin: of the mean angles, ``(*batch, n, k)``.
+        cos: Function of the mean angles, ``(*batch, n, k)``.
+        sin: Function of the mean angles, ``(*batch, n, k)``.
         spread: V, ``(*batch, n, k)``.
         covariance: Q, ``(*batch, n, k, n, k)``.
     """

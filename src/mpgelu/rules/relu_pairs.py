@@ -47,9 +47,9 @@ def exact_pairs(one: Units, two: Units, correlation: Tensor) -> Tensor:
     The integral is taken by 8-point Gauss-Legendre in t: error below 2e-6 for :math:`|a| \le 4`, 7e-6 where rho is 1.
 
     Args:
-        one: the first unit of each pair, any shape.
-        two: the second unit.
-        correlation: rho in [-1, 1].
+        one: The first unit of each pair, any shape.
+        two: The second unit.
+        correlation: Rho in [-1, 1].
     """
     return _price(one, two, correlation)[0]
 
@@ -100,9 +100,9 @@ def dvi_pairs(one: Units, two: Units, correlation: Tensor) -> Tensor:
     truth (1.5e-2 where rho is 1). The covariances it gives are not always positive semidefinite.
 
     Args:
-        one: the first unit of each pair, any shape.
-        two: the second unit.
-        correlation: rho in [-1, 1].
+        one: The first unit of each pair, any shape.
+        two: The second unit.
+        correlation: Rho in [-1, 1].
     """
     bump = _dvi_terms(one.ratio, two.ratio, correlation)[0]
     return (one.probability * two.probability).add_(bump, alpha=_PER_TURN).mul_(correlation)

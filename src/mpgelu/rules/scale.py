@@ -22,8 +22,8 @@ def scale(value: Any, gain: Tensor | float) -> Any:
     Exact for every kind of moments.
 
     Args:
-        value: a tensor or moments with n features.
-        gain: a number, ``(n,)`` or anything that broadcasts to the mean without enlarging it.
+        value: A tensor or moments with n features.
+        gain: A number, ``(n,)`` or anything that broadcasts to the mean without enlarging it.
     """
     raise MissingRuleError(f"scale: no rule for {type(value).__name__}; register one with @scale.register")
 
@@ -53,11 +53,11 @@ def rescale(value: Any, mean: Tensor, gain: Tensor, added: Tensor | None = None,
     rule can be registered once for :class:`Moments`. A plain tensor is known exactly and becomes ``mean``.
 
     Args:
-        value: a tensor or moments with n features.
+        value: A tensor or moments with n features.
         mean: ``(*batch, n)``.
         gain: g, ``(n,)`` or ``(*batch, n)``.
         added: e, variance that each unit gets of its own, ``(*batch, n)``; ``None`` for none.
-        row_wise: whether each row has its own gain, which the shape cannot tell where there is no batch.
+        row_wise: Whether each row has its own gain; without batch dimensions the shape does not show it.
     """
     raise MissingRuleError(f"rescale: no rule for {type(value).__name__}; register one with @rescale.register")
 

@@ -51,7 +51,7 @@ def write_arrays(path: Path, kind: str, arrays: Mapping[str, Tensor], about: Map
 def read_arrays(path: Path, kind: str, remedy: str = "save it again") -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what :func:`write_arrays` wrote: the tensors and the description.
 
-    The checksum is verified first. It tells of damage, not of forgery: whoever writes a file can write its checksum
+    The checksum is verified first. It detects damage, not forgery: whoever writes a file can write its checksum
     too. So nothing is allocated beyond a multiple of the file's length, and what the description says is for the caller
     to check, with :func:`check_arrays` and :func:`mpgelu.storage.schema.checked`.
 

@@ -18,9 +18,9 @@ def write_between(path: Path, name: str, text: str) -> None:
     """Replace what a file holds between the marks ``<!-- name:start -->`` and ``<!-- name:end -->``.
 
     Args:
-        path: for example a README.
-        name: of the marks.
-        text: to stand between them, on lines of its own.
+        path: For example a README.
+        name: Name of the marks.
+        text: To stand between them, on lines of its own.
 
     Raises:
         InputError: The file has no such marks.
@@ -39,13 +39,13 @@ def is_special(path: Path) -> bool:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file beside its place and move it there: readers see the old version or the new one, whole.
+    """Write a file under a temporary name and rename it: readers see the whole old version or the whole new one.
 
     The folder is made if it is not there.
 
     Args:
-        path: the file.
-        content: text, written as UTF-8 with its line ends unchanged, or bytes.
+        path: The file.
+        content: Text, written as UTF-8 with its line ends unchanged, or bytes.
 
     Raises:
         DataError: The file cannot be written; an older version of it stays as it was.

@@ -1,4 +1,4 @@
-"""What JSON from a file must look like before anything is built from it."""
+"""Schemas that JSON from a file must match before anything is built from it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def checked(value: Any, schema: Any, name: str) -> Any:
         name: What the value is, for errors.
 
     Raises:
-        DataError: It does not fit; the message says where.
+        DataError: It does not match; the message names the place.
 
     Example:
         >>> checked({"kind": "a", "sizes": [1, 2]}, {"kind": ("a", "b"), "sizes": [int]}, "the model")

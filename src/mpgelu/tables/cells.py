@@ -29,9 +29,9 @@ class CellError(DataError):
     """What is wrong with a column or one cell of it; whoever knows the file says where that stands.
 
     Args:
-        problem: what is wrong and what to do.
-        column: its name.
-        row: its number from 0, if one cell is meant.
+        problem: What is wrong and what to do.
+        column: Its name.
+        row: Its number from 0, if one cell is meant.
     """
 
     def __init__(self, problem: str, column: str, row: int | None = None) -> None:
@@ -42,14 +42,14 @@ class CellError(DataError):
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """One column, looked at both ways.
+    """One column, both as text and as numbers.
 
     Args:
-        name: of the column.
-        rows: number of each row in its file, from 0.
-        text: what stands there, without blanks around it; empty where a column of numbers lacks one.
-        values: as numbers; NaN where missing or no number.
-        missing: which cells are.
+        name: Name of the column.
+        rows: Number of each row in its file, from 0.
+        text: What stands there, without blanks around it; empty where a column of numbers lacks one.
+        values: As numbers; NaN where missing or no number.
+        missing: Which cells are.
     """
 
     name: str

@@ -30,10 +30,10 @@ class Encoded:
     """A table as numbers.
 
     Attributes:
-        X: features ``(rows, n)``.
-        unseen: cells of each column whose category training did not have, taken for "other".
-        filled: missing cells of each column that had none in training, filled all the same.
-        far: numbers of each column that are far outside the range that training had.
+        X: Features ``(rows, n)``.
+        unseen: Cells of each column whose category training did not have, taken for "other".
+        filled: Missing cells of each column that had none in training, filled all the same.
+        far: Numbers of each column that are far outside the range that training had.
     """
 
     X: Matrix
@@ -47,12 +47,12 @@ class Numeric:
     """A column of numbers; missing ones become the median, with a feature that says so if training had some.
 
     Args:
-        name: of the column.
-        median: of the numbers in training.
-        indicator: whether a feature says which cells were missing.
-        lowest: of the numbers in training.
-        highest: of the numbers in training.
-        counts: whether they could be numbers of the rows.
+        name: Name of the column.
+        median: Median of the numbers in training.
+        indicator: Whether a feature says which cells were missing.
+        lowest: Smallest of the numbers in training.
+        highest: Largest of the numbers in training.
+        counts: Whether they could be numbers of the rows.
     """
 
     name: str
@@ -102,11 +102,11 @@ class Categorical:
     """A column of names; one feature for each of the frequent ones, one for all others, one for missing cells.
 
     Args:
-        name: of the column.
-        categories: names with a feature of their own, the most frequent first.
-        other: whether training had others.
-        indicator: whether training had missing cells.
-        rare: the others, unless there were too many to remember.
+        name: Name of the column.
+        categories: Names with a feature of their own, the most frequent first.
+        other: Whether training had others.
+        indicator: Whether training had missing cells.
+        rare: The others, unless there were too many to remember.
     """
 
     name: str
@@ -162,8 +162,8 @@ class TableEncoder:
     """Turns the columns of a table into numbers, the same way every time.
 
     Args:
-        columns: those in use, in the order of their features.
-        dropped: the others of the training table, and why.
+        columns: Those in use, in the order of their features.
+        dropped: The others of the training table, and why.
         missing: ``"impute"`` fills missing cells, ``"error"`` refuses them.
 
     Example:
@@ -197,10 +197,10 @@ class TableEncoder:
         earlier ones, and names of which hardly one occurs twice are left out.
 
         Args:
-            frame: the features of the training table.
-            missing: see the class.
-            categorical: columns of numbers, or of dates, to be taken as names.
-            drop: columns to leave out.
+            frame: The features of the training table.
+            missing: See the class.
+            categorical: Columns of numbers, or of dates, to be taken as names.
+            drop: Columns to leave out.
 
         Raises:
             CellError: A column is of dates, has words among its numbers, or an infinite number.

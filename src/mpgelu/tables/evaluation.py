@@ -17,18 +17,18 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Predictions beside what came true, all ``(rows,)``.
+    """Predictions together with the observed targets, all ``(rows,)``.
 
     Args:
-        actual: the targets.
-        mean: of the predictive distribution.
-        epistemic_std: its standard deviation from not knowing the function.
-        aleatoric_std: its standard deviation from noise.
-        lower: end of the interval.
-        upper: end of the interval.
-        pit: predicted probability of a target at or below the actual one; uniform if the model is calibrated.
-        log_density: of the actual target.
-        crps: continuous ranked probability score.
+        actual: The targets.
+        mean: Mean of the predictive distribution.
+        epistemic_std: Its standard deviation from not knowing the function.
+        aleatoric_std: Its standard deviation from noise.
+        lower: End of the interval.
+        upper: End of the interval.
+        pit: Predicted probability of a target at or below the actual one; uniform if the model is calibrated.
+        log_density: Log density of the actual target.
+        crps: Continuous ranked probability score.
     """
 
     actual: Array
@@ -43,7 +43,7 @@ class Evaluation:
 
     @staticmethod
     def of(actual: Array, distribution: Predictive, lower: Array, upper: Array) -> Evaluation:
-        """Set distributions beside targets."""
+        """Evaluate distributions at the observed targets."""
         y = torch.tensor(actual)
         return Evaluation(
             actual=actual,
@@ -62,10 +62,10 @@ class Evaluation:
         """What anyone could do: predict the same Gaussian for every row.
 
         Args:
-            actual: the targets.
-            mean: of the training targets.
-            stddev: of the training targets.
-            level: of the interval.
+            actual: The targets.
+            mean: Mean of the training targets.
+            stddev: Standard deviation of the training targets.
+            level: Level of the interval.
         """
         means = torch.full((len(actual),), mean, dtype=torch.float64)
         same = Predictive.gaussian(means, torch.zeros_like(means), torch.full_like(means, stddev**2))

@@ -27,7 +27,7 @@ class Sink:
     in a hidden file beside it, which an error removes.
 
     Args:
-        path: of the file; ``None`` or ``"-"`` is standard output, where parts appear as they come.
+        path: Path of the file; ``None`` or ``"-"`` is standard output, where parts appear as they come.
     """
 
     def __init__(self, path: str | Path | None) -> None:

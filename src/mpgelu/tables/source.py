@@ -29,11 +29,11 @@ _HEADER_BYTES = 4096
 class Source:
     """A table that is read in parts of bounded size; errors name the file, the column and the line.
 
-    What a file is, is told by its first bytes: Parquet, gzip, or else CSV in UTF-8 with a header line.
+    The format is recognised by the first bytes: Parquet, gzip, or else CSV in UTF-8 with a header line.
 
     Args:
-        path: of the file; ``"-"`` is standard input.
-        delimiter: between the cells of a CSV file.
+        path: Path of the file; ``"-"`` is standard input.
+        delimiter: Between the cells of a CSV file.
     """
 
     def __init__(self, path: str | Path, delimiter: str = ",") -> None:

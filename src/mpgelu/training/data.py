@@ -21,11 +21,11 @@ class Rows:
     """All rows in memory, shuffled anew for each epoch and cut into batches.
 
     Args:
-        data: features ``(*models, rows, n)`` and targets ``(*models, rows)``.
-        size: number of rows in a batch.
-        drop_last: whether to skip an incomplete last batch, unless it is the only one.
-        seed: seed of the order of the rows.
-        shuffle: from a generator to random numbers ``(*models, rows)``, by whose size an epoch orders the rows.
+        data: Features ``(*models, rows, n)`` and targets ``(*models, rows)``.
+        size: Number of rows in a batch.
+        drop_last: Whether to skip an incomplete last batch, unless it is the only one.
+        seed: Seed of the order of the rows.
+        shuffle: From a generator to random numbers ``(*models, rows)``, by whose size an epoch orders the rows.
     """
 
     def __init__(self, data: Pair, size: int, drop_last: bool, seed: int, shuffle: Shuffle | None = None) -> None:
@@ -49,8 +49,8 @@ class Loader:
     """Batches from an iterable of (features, targets), such as a torch ``DataLoader``, iterated anew for each epoch.
 
     Args:
-        batches: the iterable.
-        like: tensor whose device the batches are moved to, and whose dtype arrays of numpy get.
+        batches: The iterable.
+        like: Tensor whose device the batches are moved to, and whose dtype arrays of numpy get.
     """
 
     def __init__(self, batches: Iterable[Any], like: Tensor) -> None:

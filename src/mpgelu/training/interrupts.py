@@ -10,7 +10,7 @@ from typing import Self
 
 
 class Interrupts:
-    """Ctrl-C as a flag that is looked at between steps: a step that stops half-way would leave a state that never was.
+    """Ctrl-C as a flag that is read between steps, because a step interrupted half-way leaves an inconsistent state.
 
     Whoever listened before hears of it too. Where Ctrl-C is ignored, as by jobs in the background, it stays so. Threads
     other than the main one get none.

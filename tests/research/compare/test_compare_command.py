@@ -13,7 +13,7 @@ from made_up import publish
 from mpgelu.cli.compare import _by_size
 from mpgelu.cli.compare import compare as command
 from mpgelu.errors import DataError, InputError
-from mpgelu.research.compare import networks
+from mpgelu.research.compare import neural_peers
 from mpgelu.research.compare import run as runs
 from mpgelu.research.compare.methods import METHODS, Recipe
 from mpgelu.research.compare.run import Task
@@ -28,7 +28,7 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     app = typer.Typer()
     app.command()(command)
     data = publish(tmp_path / "data", monkeypatch, splits=7)
-    monkeypatch.setattr(networks, "_SHORT", (16, 20))
+    monkeypatch.setattr(neural_peers, "_SHORT", (16, 20))
 
     def run(*arguments: object, output: Path = tmp_path / "out") -> Result:
         options = ["--data", data, "--output", output, "--datasets", "yacht", *arguments]

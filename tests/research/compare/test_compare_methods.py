@@ -14,11 +14,11 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from mpgelu import MPGELURegressor
 from mpgelu.predictive import Predictive
-from mpgelu.research.compare import ablations, gaussian_process, methods, networks
+from mpgelu.research.compare import ablations, gaussian_process, methods, neural_peers
 from mpgelu.research.compare.gaussian_process import GaussianProcess
 from mpgelu.research.compare.interface import Rows, Standardised, held_out
 from mpgelu.research.compare.methods import GROUPS, METHODS, Recipe
-from mpgelu.research.compare.networks import DeepEnsemble, MCDropout
+from mpgelu.research.compare.neural_peers import DeepEnsemble, MCDropout
 from mpgelu.research.compare.predicted import Points, Predicted, Quantiles
 
 NOISE = 20.0
@@ -27,7 +27,7 @@ PEERS = GROUPS["peers"]
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "_SHORT", (64, 300))
+    monkeypatch.setattr(neural_peers, "_SHORT", (64, 300))
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_dropout_takes_its_noise_from_the_network_that_did_not_see_the_rows(monk
         biases = torch.tensor([0.0, 5.0]).reshape(2, 1, 1)
         return [torch.zeros(2, 1, 4), torch.zeros(2, 1, 4), torch.zeros(2, 4, 1), biases]
 
-    monkeypatch.setattr(networks, "_train", train)
+    monkeypatch.setattr(neural_peers, "_train", train)
     method = MCDropout(4, 0)
     method.fit(np.zeros((100, 1)), np.tile([0.1, -0.1], 50))
     predictive = method.predict_distribution(np.zeros((3, 1)))
@@ -131,26 +131,26 @@ def test_every_member_keeps_the_weights_best_on_its_own_held_out_rows() -> None:
 
     def losses(weights: list[torch.Tensor]) -> torch.Tensor:
         seen = torch.stack(test)
-        return networks._negative_log_density(networks._forward(weights, X[seen]), y[seen]).mean(1)
+        return neural_peers._negative_log_density(neural_peers._forward(weights, X[seen]), y[seen]).mean(1)
 
     torch.manual_seed(0)
-    last = losses(networks._train(X, y, train, 20, 2, networks._negative_log_density))
+    last = losses(neural_peers._train(X, y, train, 20, 2, neural_peers._negative_log_density))
     torch.manual_seed(0)
-    best = losses(networks._train(X, y, train, 20, 2, networks._negative_log_density, test))
+    best = losses(neural_peers._train(X, y, train, 20, 2, neural_peers._negative_log_density, test))
     assert (best < 0.5 * last).all()
     assert (best < 2).all()
 
 
 def test_a_member_sees_only_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     X, seen = torch.arange(20.0)[:, None], []
-    forward = networks._forward
+    forward = neural_peers._forward
 
     def spy(weights: list[torch.Tensor], batch: torch.Tensor, rate: float) -> torch.Tensor:
         seen.append(batch[..., 0])
         return forward(weights, batch, rate)
 
-    monkeypatch.setattr(networks, "_forward", spy)
-    networks._train(X, X[:, 0], [torch.arange(5), torch.arange(20)], 2, 1, networks._squared_error)
+    monkeypatch.setattr(neural_peers, "_forward", spy)
+    neural_peers._train(X, X[:, 0], [torch.arange(5), torch.arange(20)], 2, 1, neural_peers._squared_error)
     few, all_rows = torch.cat(seen, 1)
     assert set(few.tolist()) == set(range(5))
     assert set(all_rows.tolist()) == set(range(20))
@@ -158,15 +158,15 @@ def test_a_member_sees_only_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_long_training_is_for_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
-    monkeypatch.setattr(networks, "_LONG", (7, 1))
-    monkeypatch.setattr(networks, "_SHORT", (3, 1))
+    monkeypatch.setattr(neural_peers, "_LONG", (7, 1))
+    monkeypatch.setattr(neural_peers, "_SHORT", (3, 1))
 
     def loss(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         sizes.append(y.shape[1])
-        return networks._squared_error(outputs, y)
+        return neural_peers._squared_error(outputs, y)
 
     for rows in (1999, 2000):
-        networks._train(torch.zeros(rows, 1), torch.zeros(rows), [torch.arange(rows)], 2, 1, loss)
+        neural_peers._train(torch.zeros(rows, 1), torch.zeros(rows), [torch.arange(rows)], 2, 1, loss)
     assert sizes == [3, 7]
 
 

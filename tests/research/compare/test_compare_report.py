@@ -11,8 +11,8 @@ import pytest
 
 from made_up import DASH, markdown_cells, only_row
 from mpgelu.errors import DataError
+from mpgelu.research.compare.comparison_page import page, update_readme, write_report
 from mpgelu.research.compare.figure import places
-from mpgelu.research.compare.report import page, update_readme, write_report
 from mpgelu.research.compare.summary import counted, summarise
 from mpgelu.research.store import Store
 

@@ -21,7 +21,7 @@ from scipy import integrate, stats
 
 from made_up import SPLITS, TESTED, publish
 from mpgelu.predictive import Predictive
-from mpgelu.research.compare import networks
+from mpgelu.research.compare import neural_peers
 from mpgelu.research.compare import run as runs
 from mpgelu.research.compare.interface import Method, Rows
 from mpgelu.research.compare.methods import METHODS, Recipe
@@ -234,10 +234,10 @@ def test_ctrl_c_records_nothing_half_trained(
 
 
 def test_workers_give_the_same_records(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "_SHORT", (16, 20))
+    monkeypatch.setattr(neural_peers, "_SHORT", (16, 20))
     package = tmp_path / "site" / "mpgelu" / "research" / "compare"  # what workers import
     package.unlink()
-    shutil.copytree(Path(networks.__file__).parent, package)
+    shutil.copytree(Path(neural_peers.__file__).parent, package)
     text = (package / "networks.py").read_text()
     assert "(64, 4000)" in text
     (package / "networks.py").write_text(text.replace("(64, 4000)", "(16, 20)"))
@@ -293,7 +293,7 @@ def test_a_slow_method_is_timed_by_fewer_calls(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_smoke(name: str, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(METHODS[name].module)
-    monkeypatch.setattr(networks, "_SHORT", (16, 100))
+    monkeypatch.setattr(neural_peers, "_SHORT", (16, 100))
     record = evaluate(Task(name, "yacht", 0), load_uci("yacht", data))
     assert METHODS[name].lacks("log_likelihood") or np.isfinite(record["log_likelihood"])
     assert 0 < record["rmse"] < 30

@@ -27,7 +27,7 @@ from made_up import (
 from mpgelu.errors import DataError
 from mpgelu.research.paper.agreement import repeats
 from mpgelu.research.paper.paired import paired_test
-from mpgelu.research.paper.report import FIRST_LAYER, NOT_CHANCE, overview, same_splits, verdict, write_tables
+from mpgelu.research.paper.paper_page import FIRST_LAYER, NOT_CHANCE, overview, same_splits, verdict, write_tables
 from mpgelu.research.paper.tables import SETTINGS, paper_table
 from mpgelu.research.store import Store
 

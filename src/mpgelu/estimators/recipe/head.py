@@ -22,7 +22,7 @@ _LEARNING_RATE, _WEIGHT_DECAY = 5e-3, 0.02
 _BATCH = 512
 _STEPS = 600
 _LOOK_EVERY = 20  # steps between two scores of held-out rows
-_PATIENCE = 10  # looks without improvement after which training ends
+_PATIENCE = 10  # evaluations of held-out rows without improvement after which training ends
 _OF_MEDIAN = 0.6745  # median of the absolute value of a standard normal variable
 _LEAST_SCALE = 1e-6
 _MARGIN = 0.3  # of the range of the targets
@@ -45,13 +45,13 @@ def train_head(
 
     Args:
         features: Scaled, ``(rows, n)``.
-        means: Of each kind for every row, by a network that has not seen it, ``(kinds, rows)``.
-        log_variances: Of the same networks, ``(kinds, rows)``.
+        means: Means of each kind for every row, by a network that has not seen it, ``(kinds, rows)``.
+        log_variances: Log-variances of the same networks, ``(kinds, rows)``.
         y: Targets ``(rows,)``.
-        row_weights: Of mean one, ``(rows,)``.
+        row_weights: Weights of the rows, of mean one, ``(rows,)``.
         kind_weights: ``(kinds,)``.
         constant: One noise for all rows.
-        seed: Of folds, starting weights and batches.
+        seed: Seed of folds, starting weights and batches.
         interrupts: Ends the training when Ctrl-C was seen.
 
     Returns:

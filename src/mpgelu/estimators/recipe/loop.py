@@ -59,18 +59,18 @@ def run(
     """Take all steps, or as many as fit into the time: the learning rate falls to zero in either case.
 
     Args:
-        trainer: Of the networks.
+        trainer: Trainer of the networks.
         trained: Row numbers of each network, ``(networks, rows)``.
         rows: The data.
         steps: How many to take.
         batch_size: Rows in a step.
-        peak: Of the learning rate.
-        seed: Of the order of the rows.
+        peak: Peak of the learning rate.
+        seed: Seed of the order of the rows.
         seconds: Time for all of this.
         keeper: Keeps the state in a file.
         interrupts: Ends the training when Ctrl-C was seen.
         bar: Shows how far it is.
-        title: Of the bar.
+        title: Title of the bar.
 
     Raises:
         TrainingError: Most losses of a network are not finite.

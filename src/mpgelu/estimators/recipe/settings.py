@@ -45,7 +45,7 @@ class Settings:
         kinds: Architectures; the networks of each are trained as one program, and weighted as one.
         process: Whether a Gaussian process is among the members.
         folds: Parts of the rows; a network of each kind leaves out one of them, which it is judged by.
-        steps: Of the optimiser.
+        steps: Number of steps of the optimiser.
         batch_size: Rows in a step.
         learning_rate: Its peak; it grows for 5 % of the steps, then falls to zero as a cosine.
         beta: Exponent of the weight of each row, its detached predictive variance; 0 for none.
@@ -54,7 +54,7 @@ class Settings:
         likelihood: What the outputs mean; ``None`` for a mean with noise from held-out rows.
         moments: That random networks propagate in predictions.
         time_limit: Seconds after which training ends, with fewer steps if need be; ``None`` for no limit.
-        seed: Of the folds, the starting weights and the order of the rows.
+        seed: Seed of the folds, the starting weights and the order of the rows.
     """
 
     kinds: tuple[Kind, ...]

@@ -46,8 +46,8 @@ class Steps:
         Args:
             x: ``(networks, rows, n)``.
             y: ``(networks, rows)``.
-            weights: Of the rows, ``(networks, rows)``.
-            learning_rate: Of this step.
+            weights: Weights of the rows, ``(networks, rows)``.
+            learning_rate: Learning rate of this step.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate * group["speed"]
@@ -105,7 +105,7 @@ def expected_loss(stack: Stack, likelihood: Likelihood, beta: float, rows: int) 
     Args:
         stack: The networks.
         likelihood: What their outputs mean.
-        beta: Of the weights (Seitzer et al., 2022), which carry no gradient and have mean one.
+        beta: Exponent of the weights (Seitzer et al., 2022), which carry no gradient and have mean one.
         rows: That each network is trained on.
     """
     random = is_random(stack.architecture)

@@ -64,12 +64,12 @@ class Trained:
 
     Attributes:
         members: Kinds of networks with a weight worth keeping.
-        weights: Of all networks, ``(M,)``, summing to one.
+        weights: Weights of all networks, ``(M,)``, summing to one.
         likelihood: What their outputs mean.
         noise: Learned from held-out rows; ``None`` with a likelihood of the user's.
         spread: Factor by which networks are moved towards their average.
         moments: To predict with.
-        reach: Of :class:`FeatureScale`.
+        reach: Factor ``reach`` of :class:`FeatureScale`.
         score: Mean log density of held-out rows.
         steps: Taken for each kind.
     """

@@ -28,7 +28,7 @@ def mean_weights(means: Array, y: Array, row_weights: Array) -> Array:
     kind that fails on one row must not decide.
 
     Args:
-        means: Of each kind for every row, ``(kinds, rows)``, by a network that has not seen it.
+        means: Means of each kind for every row, ``(kinds, rows)``, by a network that has not seen it.
         y: Targets ``(rows,)``.
         row_weights: c, ``(rows,)``, of mean one.
     """
@@ -81,10 +81,10 @@ def fit_width(means: Array, log_variance: Array, y: Array, weights: Array, row_w
 
     Args:
         means: As in :func:`mean_weights`.
-        log_variance: Of the noise, from a head that has not seen the row, ``(rows,)``.
+        log_variance: Log-variance of the noise, from a head that has not seen the row, ``(rows,)``.
         y: Targets ``(rows,)``.
-        weights: Of the kinds.
-        row_weights: Of mean one.
+        weights: Weights of the kinds.
+        row_weights: Weights of the rows, of mean one.
     """
     share, extra = background(len(y))
     average, log_variance = weights @ means, np.clip(log_variance, -60, 60)
@@ -120,7 +120,7 @@ def stacking_weights(log_densities: Tensor, row_weights: Tensor) -> tuple[Tensor
     r"""The weights :math:`w` on the simplex that maximise :math:`\sum_i c_i \log \sum_k w_k p_k(y_i)`, by EM.
 
     Args:
-        log_densities: Of each row under each candidate, trained without it, ``(rows, candidates)``.
+        log_densities: Log density of each row under each candidate, trained without it, ``(rows, candidates)``.
         row_weights: c, ``(rows,)``.
 
     Returns:

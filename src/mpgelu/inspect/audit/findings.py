@@ -19,19 +19,19 @@ class LayerAudit:
     """How one layer's propagated moments compare with sampling; the worst entry over all rows and units.
 
     Attributes:
-        layer: name of the layer in the network.
-        kind: its class.
-        mean_error: largest error of a mean, in standard deviations of its unit.
-        mean_se: standard error of that estimate, in the same unit.
-        covariance_error: largest error of a covariance, relative to the product of the two standard deviations; or that
+        layer: Name of the layer in the network.
+        kind: Its class.
+        mean_error: Largest error of a mean, in standard deviations of its unit.
+        mean_se: Standard error of that estimate, in the same unit.
+        covariance_error: Largest error of a covariance, relative to the product of the two standard deviations; or that
             of the variances of all units together, if it is further beyond its allowance.
-        covariance_se: standard error of that estimate, in the same unit.
-        smallest_eigenvalue: of the propagated covariances, relative to the largest variance of its row.
-        skewness: largest absolute sample skewness, of units with at least a tenth of the largest standard deviation of
+        covariance_se: Standard error of that estimate, in the same unit.
+        smallest_eigenvalue: Smallest eigenvalue of a propagated covariance, relative to its largest variance.
+        skewness: Largest absolute sample skewness, of units with at least a tenth of the largest standard deviation of
             their row; 0 for a Gaussian, which the nonlinearities assume.
-        judged: share of the units that are not too rarely random for the draws to tell their variance.
-        decided: whether the draws can tell right from wrong for most units.
-        passed: whether nothing was found wrong: both errors are within their allowance, sampling error included.
+        judged: Share of the units whose sample variance rests on enough deviations to be compared.
+        decided: Whether the draws suffice to distinguish right moments from wrong ones for most units.
+        passed: Whether nothing was found wrong: both errors are within their allowance, sampling error included.
     """
 
     layer: str
@@ -69,7 +69,7 @@ class Audit:
 
     @property
     def decided(self) -> bool:
-        """Whether the draws can tell right from wrong everywhere."""
+        """Whether the draws suffice to distinguish right moments from wrong ones in every layer."""
         return all(part.decided for part in self._parts())
 
     def _parts(self) -> tuple[LayerAudit | InputAudit, ...]:

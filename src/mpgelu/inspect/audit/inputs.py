@@ -23,14 +23,14 @@ class InputAudit:
     The worst over all rows, in standard deviations of what the random inputs give, each with its standard error.
 
     Attributes:
-        mean_error: largest error of a mean, in standard deviations.
-        mean_se: standard error of that estimate.
-        stddev_error: largest relative error of a standard deviation.
-        stddev_se: standard error of that estimate.
-        propagated: whether moments of the errors were propagated through a network, as ``FactoredMoments.of`` does;
+        mean_error: Largest error of a mean, in standard deviations.
+        mean_se: Standard error of that estimate.
+        stddev_error: Largest relative error of a standard deviation.
+        stddev_se: Standard error of that estimate.
+        propagated: Whether moments of the errors were propagated through a network, as ``FactoredMoments.of`` does;
             an estimator averages over points instead.
-        decided: whether the draws are enough to see an error of 0.05 standard deviations everywhere.
-        passed: whether every error is below 0.05 and what sampling explains.
+        decided: Whether the draws are enough to see an error of 0.05 standard deviations everywhere.
+        passed: Whether every error is below 0.05 and what sampling explains.
     """
 
     mean_error: float
@@ -83,13 +83,13 @@ def audit_inputs(
         \text{variance} = \mathbb E \big[ v(x + s z) + (\mu(x + s z) - \text{mean})^2 \big]
 
     Args:
-        stated: mean and variance ``(rows, units)`` that a model gives for x with its errors.
-        predict: mean and variance ``(inputs, units)`` that the same model gives for known features.
-        x: recorded features ``(rows, n)``.
-        input_std: standard deviation of the error of each entry, ``(rows, n)``.
-        draws: random inputs for each row.
-        seed: of the draws.
-        propagated: as in :class:`InputAudit`.
+        stated: Mean and variance ``(rows, units)`` that a model gives for x with its errors.
+        predict: Mean and variance ``(inputs, units)`` that the same model gives for known features.
+        x: Recorded features ``(rows, n)``.
+        input_std: Standard deviation of the error of each entry, ``(rows, n)``.
+        draws: Random inputs for each row.
+        seed: Seed of the draws.
+        propagated: As in :class:`InputAudit`.
     """
     generator = torch.Generator(x.device).manual_seed(seed)
     sampled = []

@@ -1,4 +1,4 @@
-"""Sampling of a random network: values that travel through its layers beside the moments that are audited."""
+"""Monte-Carlo sampling of a random network: draws pass through its layers together with the moments under audit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mpgelu.rules.elementwise import Activation
 from mpgelu.rules.leaky_relu import Covariance as LeakyCovariance
 from mpgelu.rules.relu import Covariance
 
-ENOUGH = 25  # deviations that a variance must be made up of, for sampling to tell it
+ENOUGH = 25  # effective number of deviations that a sample variance needs for its standard error to be reliable
 
 
 class Source:
@@ -49,15 +49,15 @@ class Source:
     still to come, and those too small to matter, count with the mean of their term, 1.
 
     Args:
-        seed: of the random numbers.
-        device: where to draw them.
-        draws: how many there will be in all.
+        seed: Seed of the random numbers.
+        device: Where to draw them.
+        draws: How many there will be in all.
 
     Attributes:
-        layers: how many layers with masks the network has; nothing is dealt out before this is known.
-        done: how many of them this pass through the network has seen.
-        missed: whether there are rare masks that have no turn in so few draws.
-        gaussian: whether there is other randomness than that of masks.
+        layers: How many layers with masks the network has; nothing is dealt out before this is known.
+        done: How many of them this pass through the network has seen.
+        missed: Whether there are rare masks that have no turn in so few draws.
+        gaussian: Whether there is other randomness than that of masks.
     """
 
     def __init__(self, seed: int, device: torch.device, draws: int) -> None:
@@ -119,8 +119,8 @@ class Averaged(NamedTuple):
     Args:
         mean: ``(draws, rows, n)``.
         variance: ``(draws, rows, n)``.
-        weights: of the draws before, ``(draws, rows)`` or ``(1, 1)``.
-        apart: whether units are independent, given the draws before.
+        weights: Weights of the draws before, ``(draws, rows)`` or ``(1, 1)``.
+        apart: Whether units are independent, given the draws before.
     """
 
     mean: Tensor
@@ -131,15 +131,15 @@ class Averaged(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Draws of a random vector beside its propagated moments; every rule acts on both.
+    """Draws of a random vector together with its propagated moments; every rule acts on both.
 
     The moments are needed because MP-GELU's mask depends on the unit's statistics, not on its sampled value.
 
     Args:
         values: ``(draws, *batch, n)``.
-        moments: the propagated moments ``(*batch, n)``.
-        source: of randomness, which knows the weights of the draws.
-        averaged: the same draws, averaged over what happened last; ``None`` if that was not random.
+        moments: The propagated moments ``(*batch, n)``.
+        source: Source of randomness, which knows the weights of the draws.
+        averaged: The same draws, averaged over what happened last; ``None`` if that was not random.
     """
 
     values: Tensor

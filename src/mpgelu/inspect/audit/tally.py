@@ -1,4 +1,4 @@
-"""Sums over the samples of one layer, and what they say about its propagated moments."""
+"""Running sums over the draws of one layer, from which its propagated moments are judged."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Compared(NamedTuple):
 
 
 class Tally:
-    """Running sums of weighted powers of one layer's samples, and what they say about its moments.
+    """Running sums of weighted powers of one layer's draws, and the comparison of its moments with them.
 
     Everything is in units of the size of its row, the root of the largest second moment that was propagated.
     """

@@ -12,7 +12,7 @@ from mpgelu.layers import ReLU
 from mpgelu.networks import network
 from mpgelu.predictive import Predictive
 from mpgelu.research.compare.interface import Rows
-from mpgelu.research.compare.networks import DeepEnsemble
+from mpgelu.research.compare.neural_peers import DeepEnsemble
 
 _NETWORKS = 10  # of the kinds that the default trains longest
 _HIDDEN = (128, 128)

@@ -14,7 +14,7 @@ from mpgelu.research.compare import ablations
 from mpgelu.research.compare.boosters import CatBoost, CatBoostPoint, NGBoost, XGBoostDistribution, XGBoostPoint
 from mpgelu.research.compare.gaussian_process import GaussianProcess
 from mpgelu.research.compare.interface import Method, Standardised
-from mpgelu.research.compare.networks import DeepEnsemble, LaplaceKron, MCDropout
+from mpgelu.research.compare.neural_peers import DeepEnsemble, LaplaceKron, MCDropout
 from mpgelu.research.compare.predicted import SCORES, Points, Predicted, Quantiles
 from mpgelu.research.compare.realmlp import RealMLP, RealMLPPoint
 

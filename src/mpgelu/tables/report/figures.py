@@ -53,10 +53,10 @@ class Picture:
     """A figure as the page shows it.
 
     Args:
-        title: a few words.
-        caption: what it shows and how to read it, in a sentence or two.
-        description: what is to be seen, for those who cannot see it.
-        source: the image itself, as a URL that needs no network.
+        title: A few words.
+        caption: What it shows and how to read it, in a sentence or two.
+        description: What is to be seen, for those who cannot see it.
+        source: The image itself, as a URL that needs no network.
     """
 
     title: str
@@ -96,8 +96,8 @@ def calibration(evaluation: Evaluation, calibrated: Array | None) -> Picture:
     """Promised coverage of intervals of all levels, against what was observed.
 
     Args:
-        evaluation: of the test rows.
-        calibrated: observed coverage of the calibrated intervals at :data:`LEVELS`, if there are such.
+        evaluation: Evaluation of the test rows.
+        calibrated: Observed coverage of the calibrated intervals at :data:`LEVELS`, if there are such.
     """
     observed = coverage_by_level(evaluation)
     band = _band(LEVELS, len(evaluation.pit))

@@ -23,9 +23,9 @@ class Group:
     """Rows that have something in common.
 
     Args:
-        name: what they have in common.
-        rows: how many they are.
-        ratio: their mean predicted standard deviation, divided by that of all rows.
+        name: What they have in common.
+        rows: How many they are.
+        ratio: Their mean predicted standard deviation, divided by that of all rows.
     """
 
     name: str
@@ -39,10 +39,10 @@ def least_sure_groups(
     """The groups with the largest standard deviation, the first the largest; at most two of a column.
 
     Args:
-        frame: the rows.
-        encoder: says what the columns are.
-        stddev: of the prediction of each row.
-        most: number of groups.
+        frame: The rows.
+        encoder: Says what the columns are.
+        stddev: Standard deviation of the prediction of each row.
+        most: Number of groups.
     """
     fewest = max(5, len(frame) // 50)
     found = []

@@ -33,12 +33,12 @@ def page(model: TableModel, frame: pd.DataFrame, evaluation: Evaluation, level: 
     """The whole page.
 
     Args:
-        model: that was evaluated.
-        frame: the rows it was evaluated on.
-        evaluation: of these rows.
-        level: of the intervals.
-        data: what the rows are called.
-        name: what the model is called.
+        model: That was evaluated.
+        frame: The rows it was evaluated on.
+        evaluation: Evaluation of these rows.
+        level: Level of the intervals.
+        data: What the rows are called.
+        name: What the model is called.
     """
     scores = evaluation.scores()
     average = model.average(evaluation.actual, level).scores()

@@ -54,16 +54,16 @@ def verify(
     differs for MP-GELU, whose keep-probabilities depend on the variance of the inputs.
 
     Args:
-        network: built from this library's layers, or converted to them; or a fitted estimator, model of a table or
+        network: Built from this library's layers, or converted to them; or a fitted estimator, model of a table or
             ensemble, whose layers are then named by the number of the network too, ``3:0``.
-        x: inputs ``(rows, features)``, a tensor, of an estimator raw ones in any form; a dozen rows tell enough.
-        moments: how to start, for example ``DiagonalMoments.certain``, to see what dropping correlations costs; by
+        x: Inputs ``(rows, features)``: a tensor, or raw features in any form for an estimator. A dozen rows suffice.
+        moments: How to start, for example ``DiagonalMoments.certain``, to see what dropping correlations costs; by
             default exact, or what an estimator predicts with.
-        draws: samples per row, by default 20,000.
-        tolerance: error allowed beyond sampling error, in standard deviations of the units.
-        seed: of the sampling.
-        networks: how many of an ensemble's networks to audit, those of the largest weights.
-        input_std: standard deviation of independent errors of the features: one number, one for each feature, or one
+        draws: Samples per row, by default 20,000.
+        tolerance: Error allowed beyond sampling error, in standard deviations of the units.
+        seed: Seed of the sampling.
+        networks: How many of an ensemble's networks to audit, those of the largest weights.
+        input_std: Standard deviation of independent errors of the features: one number, one for each feature, or one
             for each row and feature.
 
     Example:
@@ -121,7 +121,7 @@ def verify(
 
 
 def _network_inputs(network: nn.Module, start: Moments, input_std: ArrayLike, audit: Audit, seed: int) -> InputAudit:
-    """Moments of the errors propagated through a network, beside the same network at random inputs."""
+    """Compare the moments of measurement errors after a network with the same network at sampled inputs."""
 
     def propagated(moments: Moments) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
@@ -140,7 +140,7 @@ def _network_inputs(network: nn.Module, start: Moments, input_std: ArrayLike, au
 
 
 def _model_inputs(parts: Parts, X: Any, input_std: ArrayLike, audit: Audit, seed: int) -> InputAudit:
-    """A model's predictions with errors of the features, beside its predictions of random features."""
+    """Compare a model's predictions for features with errors with its predictions at sampled features."""
     x, ensemble = parts.raw("verify", X), parts.whole
     assert ensemble is not None
     errors = torch.tensor(checked_errors("verify", input_std, tuple(x.shape)))

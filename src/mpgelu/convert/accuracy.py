@@ -24,10 +24,10 @@ class ConvertedOperation:
     """One operation of a converted network.
 
     Attributes:
-        name: of the layer in the network, which is its name in the audit of :func:`mpgelu.verify` too.
-        operation: what it was in the torch module.
-        marginals: accuracy of means and variances, given a Gaussian input.
-        covariance: accuracy of covariances, with full and factored moments.
+        name: Name of the layer in the network, which is its name in the audit of :func:`mpgelu.verify` too.
+        operation: What it was in the torch module.
+        marginals: Accuracy of means and variances, given a Gaussian input.
+        covariance: Accuracy of covariances, with full and factored moments.
     """
 
     name: str
@@ -41,9 +41,9 @@ class ConversionReport:
     """What :func:`mpgelu.from_torch` made of a module: one entry per operation. Prints as a table.
 
     Attributes:
-        operations: in the order in which they run.
-        branches: whether a value is used more than once, as by a residual connection.
-        measured: errors on the example, of a module whose means and variances are approximated (layer normalisation);
+        operations: Operations in the order in which they run.
+        branches: Whether a value is used more than once, as by a residual connection.
+        measured: Errors on the example, of a module whose means and variances are approximated (layer normalisation);
             ``None`` without such a layer, without an example or without randomness.
     """
 
