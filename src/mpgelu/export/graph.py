@@ -31,7 +31,7 @@ class Graph:
         return Value(self, name)
 
     def constant(self, array: ArrayLike) -> Value:
-        """Numbers as float32, whole numbers as int64, truth values as they are."""
+        """Add a constant: floating-point numbers as float32, integers as int64, booleans unchanged."""
         array = np.asarray(array)
         kind = {"f": np.float32, "i": np.int64}.get(array.dtype.kind, array.dtype)
         name = self.new_name()
@@ -84,7 +84,7 @@ class Graph:
         return self.ops("Loop", len(start), most, begin, *start, body=subgraph)
 
     def include(self, model: onnx.ModelProto, *inputs: Value) -> list[Value]:
-        """All of another model's nodes, applied to these values; gives its outputs."""
+        """Copy all nodes of another model into the graph, applied to these values, and return its outputs."""
         names = {part.name: value.name for part, value in zip(model.graph.input, inputs, strict=True)}
 
         def renamed(name: str) -> str:
@@ -229,7 +229,7 @@ class Value:
         return self.op("Exp")
 
     def reshape(self, *shape: int) -> Value:
-        """The same numbers in other dimensions: 0 stays as it is, -1 is found."""
+        """Reshape; 0 keeps a dimension and -1 is inferred, as in ONNX."""
         return self.op("Reshape", shape)
 
     def take(self, index: int) -> Value:

@@ -49,17 +49,17 @@ class Layer:
 
     @property
     def mean_weight(self) -> Array:
-        """Of mean and fluctuations before the mask."""
+        """Weights for mean and fluctuations before the mask: the weights times the mask's mean g."""
         return self.weight * self.gain
 
     @property
     def noise_weight(self) -> Array:
-        """Of the fluctuations that the mask makes of a certain value."""
+        """Weights for the fluctuations that the mask adds to a known value: the weights times the mask's deviation."""
         return self.weight * np.sqrt(self.noise)
 
     @property
     def second_moment_weight(self) -> Array:
-        """How second moments before the mask become variance, through the variance of the weights."""
+        """Weights from second moments before the mask to the variance that random weights add."""
         assert self.weight_variance is not None
         return (self.gain**2 + self.noise) * self.weight_variance
 

@@ -66,8 +66,9 @@ def diagonal(x: Value, layers: Sequence[Layer]) -> Outputs:
 def exact(x: Value, layers: Sequence[Layer], cross: bool) -> Outputs:
     """Mean and covariance of the outputs with every correlation kept.
 
-    What the sources of noise do is taken forward to hidden units, for each of them wants its variance. The few outputs
-    are taken back to the sources instead.
+    The covariance is a sum over independent sources of noise. Their factors are propagated forward to the hidden units,
+    because each unit needs its variance. For the outputs, which are few, gradients are propagated back to the sources
+    instead, which costs less.
 
     Args:
         x: Centred features ``(rows, n)``.
@@ -95,7 +96,7 @@ def exact(x: Value, layers: Sequence[Layer], cross: bool) -> Outputs:
 
 
 class _Inputs(NamedTuple):
-    """Features, as the first layer meets them."""
+    """Mean and second moment of the features, which are known exactly, ``(rows, n)`` each."""
 
     mean: Value
     second_moment: Value
@@ -103,13 +104,13 @@ class _Inputs(NamedTuple):
 
 @dataclass(frozen=True)
 class _Unit:
-    """Units after MP-GELU, in the face of the next layer's mask; see the formulas of the module.
+    """Units after MP-GELU and before the next layer's mask; the formulas are those of the module.
 
     Args:
-        keep: k.
-        mean: K m.
-        second_moment: K q.
-        residual: K q (1 - k + n / g^2), and what random weights before added.
+        keep: The keep probability k.
+        mean: The mean k m.
+        second_moment: The second moment k q.
+        residual: The variance k q (1 - k + n / g^2) of the unit's own mask, plus that of random weights before it.
         variance: Variance of the masked unit over g^2.
     """
 
@@ -121,7 +122,7 @@ class _Unit:
 
     @staticmethod
     def of(mean: Value, twice: Value, layer: Layer, added: Value | None = None) -> _Unit:
-        """From the mean and twice the variance before, and the part of that which random weights added."""
+        """Units from the mean and twice the variance before MP-GELU, and the part of it due to random weights."""
         erf = (mean / twice.sqrt()).op("Erf")  # 2 k - 1
         keep = erf.op("HardSigmoid", alpha=0.5, beta=0.5)  # the fastest way to an affine function
         half = erf.op("HardSigmoid", alpha=0.25, beta=0.25)
@@ -136,11 +137,11 @@ class _Unit:
 
 
 class _Sources(NamedTuple):
-    """Sources of noise that came up in the same place.
+    """Independent sources of noise that arise in the same layer.
 
     Args:
-        size: How many.
-        factor: What each would do to every unit of a layer if its variance were 2, ``(M, rows or 1, size, units)``.
+        size: Number of sources.
+        factor: Derivative of every unit by each source, times sqrt(2), ``(M, rows or 1, size, units)``.
         variances: Variances of the sources, ``(M, rows, 1, size)``.
     """
 
@@ -150,11 +151,11 @@ class _Sources(NamedTuple):
 
     @staticmethod
     def new(weight: Array, variances: Value) -> _Sources:
-        """Just before the weights."""
+        """Sources at the input of a linear layer with these weights, ``(M, before, after)``."""
         return _Sources(weight.shape[1], np.sqrt(2) * (weight[0] if len(weight) == 1 else weight[:, None]), variances)
 
     def through(self, keep: Value, layer: Layer) -> _Sources:
-        """After MP-GELU, with its gains ``(M, rows, 1, units)``, and the layer."""
+        """The same sources after MP-GELU with gains ``(M, rows, 1, units)`` and then the layer."""
         kept, networks = keep * self.factor, _networks(layer.weight)
         if not networks:
             return self._replace(factor=kept @ layer.mean_weight[0])
@@ -162,14 +163,14 @@ class _Sources(NamedTuple):
         return self._replace(factor=factor.reshape(*networks, -1, self.size, layer.after))
 
     def twice(self, layer: Layer) -> Value:
-        """Twice the variance that they give to each unit after the layer that they went through."""
+        """Twice the variance of each unit after the layer that is due to these sources."""
         assert isinstance(self.factor, Value)
         given = self.variances @ self.factor.square()  # (M, rows, 1, units)
         return given.reshape(*_networks(layer.weight), -1, layer.after)
 
 
 def _first(inputs: _Inputs, layer: Layer) -> tuple[Value, Value, Value | None]:
-    """Mean, twice the variance, and the part of that which random weights add, of the first layer's units."""
+    """Mean and twice the variance of the first layer's units, and the part of the latter due to random weights."""
     mean = _from_features(inputs.mean, layer.mean_weight, layer.bias)
     variance, added = layer.noise_weight**2, None
     if layer.weight_variance is not None:
@@ -179,16 +180,17 @@ def _first(inputs: _Inputs, layer: Layer) -> tuple[Value, Value, Value | None]:
 
 
 def _from_weights(unit: _Unit, layer: Layer) -> Value | None:
-    """Twice the variance that random weights add."""
+    """Twice the variance of the next layer's units due to random weights; ``None`` if the weights are known."""
     if layer.weight_variance is None:
         return None
     return _affine(unit.second_moment, 2 * layer.second_moment_weight, 2 * layer.bias_variance)
 
 
 def _twice(fluctuation: Value, layer: Layer, terms: Sequence[Value | None]) -> Value:
-    """Twice the variance after a layer: of independent fluctuations before it, and more terms.
+    """Twice the variance after a layer: the part of independent fluctuations before it, plus further terms.
 
-    If the mask makes noise, a unit without any variance has no mean but its bias, which is not zero and decides it.
+    Where the mask adds no noise, a tiny variance keeps the division m / s defined. Where it adds noise, a unit without
+    variance has all inputs zero, so its mean is its bias, which :func:`_nonzero` keeps from being zero.
     """
     more: list[Value | float] = [term for term in terms if term is not None]
     if not layer.noise.all():
@@ -200,14 +202,15 @@ def _twice(fluctuation: Value, layer: Layer, terms: Sequence[Value | None]) -> V
 
 
 def _nonzero(bias: Array) -> Array:
-    """See ``_twice``."""
+    """The bias with zeros replaced by a tiny number, so that m / s is not 0 / 0; see :func:`_twice`."""
     return np.where(np.abs(bias) < _TINY, _TINY, bias)
 
 
 def _to_sources(x: Value, units: Sequence[_Unit], layers: Sequence[Layer]) -> list[tuple[Value, int]]:
-    """What sources of noise do to the outputs, times their deviations, ``(outputs, M, rows, sources)``, and how many.
+    """Derivatives of the outputs by the sources of noise times their standard deviations, and the number of sources.
 
-    All but the residuals of the last units, which are next to the outputs.
+    Each array is ``(outputs, M, rows, sources)``. The residuals of the last units are not among them: they act on the
+    outputs directly.
     """
     found = []
     weight = layers[-1].mean_weight * OF_FLUCTUATIONS[: layers[-1].after]
@@ -229,14 +232,14 @@ def _outputs(
     sources: Sequence[tuple[Value, int]] = (),
     cross: bool = False,
 ) -> Outputs:
-    """The last layer.
+    """Moments of the outputs after the last layer.
 
     Args:
-        unit: Before it.
-        fluctuation: Independent variances before it.
+        unit: Units before the layer.
+        fluctuation: Variances of the independent fluctuations before the layer.
         last: The layer.
-        weight: That takes the deviations of these to the outputs.
-        sources: What others do to the outputs, from ``_to_sources``.
+        weight: Weights from these fluctuations to the outputs.
+        sources: Contributions of all other sources, from ``_to_sources``.
         cross: Whether the covariance of two outputs is wanted.
     """
     correlated = cross and last.after == 2
@@ -286,12 +289,12 @@ def _to_outputs(value: Value, weight: Array, bias: Array | Value | None = None) 
 
 
 def _by_output(weight: Array) -> Array:
-    """Weights that meet values unit by unit: ``(outputs, M, 1, units)``."""
+    """Weights in the shape ``(outputs, M, 1, units)``, which broadcasts against values."""
     return weight[0].T[:, None] if len(weight) == 1 else weight.transpose(2, 0, 1)[:, :, None]
 
 
 def _single(weight: Array) -> Array:
-    """Without the dimension M if it is 1."""
+    """The weights without the dimension M if it is 1."""
     return weight[0] if len(weight) == 1 else weight
 
 
@@ -301,7 +304,7 @@ def _row_wise(value: Value, layer: Layer) -> Value:
 
 
 def _networks(weight: Array) -> tuple[int, ...]:
-    """The dimension before those of one network's values."""
+    """The dimension M of values, ``(M,)``, or ``()`` for one network."""
     return weight.shape[:1] if len(weight) > 1 else ()
 
 
@@ -312,7 +315,7 @@ def _mask_ratio(layer: Layer) -> Array:
 
 
 def _sum(value: Value, size: int) -> Value:
-    """Over the last dimension of that size, by a product of matrices: onnxruntime does not reduce arrays of no rows."""
+    """Sum over the last dimension by a matrix product, because onnxruntime does not reduce arrays without rows."""
     return (value @ np.ones((size, 1))).op("Squeeze", [-1])
 
 

@@ -357,7 +357,7 @@ def plot_attribution(frame: pd.DataFrame, rows: Sequence[int] | None = None) -> 
     """Draw what :func:`attribute` found: stacked bars for some rows, and the sources ranked over all of them.
 
     Args:
-        frame: As it came.
+        frame: The result of :func:`attribute`.
         rows: Which to draw as bars; by default eight from the smallest to the largest variance.
     """
     from matplotlib import colormaps
@@ -386,7 +386,7 @@ def plot_attribution(frame: pd.DataFrame, rows: Sequence[int] | None = None) -> 
 
 
 def _grouped(frame: pd.DataFrame) -> pd.DataFrame:
-    """With a column ``source``: kind and layer."""
+    """The frame with a further column ``source``, which joins kind and layer."""
     return frame.assign(source=(frame.kind + " " + frame.layer.where(frame.kind != "input", "")).str.strip())
 
 

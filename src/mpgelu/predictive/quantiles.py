@@ -20,7 +20,7 @@ _POINTS = 8  # points that represent a component in the search for a first guess
 def quantiles(
     means: Tensor, variances: Tensor, log_weights: Tensor, mean: Tensor, stddev: Tensor, q: Tensor, tolerance: float
 ) -> Tensor:
-    """Where the cdf of each mixture is q, to rounding. Eager mode only: iterates each row to convergence.
+    """Solve F(y) = q for each mixture, to rounding. Eager mode only: iterates each row to convergence.
 
     Args:
         means: Means of the components, ``(*batch, K)``.
@@ -29,7 +29,7 @@ def quantiles(
         mean: Mean of each mixture, ``(*batch,)``.
         stddev: Standard deviation of each mixture, ``(*batch,)``.
         q: Probabilities, ``()`` or ``(n,)``.
-        tolerance: By how much the cdf may miss q.
+        tolerance: Largest error of F(y) that is accepted; 0 asks for rounding error.
 
     Returns:
         ``(*batch, *q.shape)``, of the dtype of q.
@@ -96,13 +96,13 @@ class _Levels(NamedTuple):
 
     @staticmethod
     def of(q: Tensor, tiny: bool) -> _Levels:
-        """From ``()`` or ``(levels,)`` probabilities, in their precision."""
+        """Prepare probabilities ``()`` or ``(levels,)`` in their precision."""
         q = q.reshape(-1)
         tail, sign = torch.minimum(q, 1 - q), 1 - 2 * (q > 0.5).to(q)
         return _Levels(q, sign, sign * tail if tiny else 2 * q - 1, sign * _standard(tail), tiny)
 
     def single(self) -> _Levels:
-        """In single precision."""
+        """The same levels in single precision."""
         return _Levels(self.q.float(), self.sign.float(), self.target.float(), self.standard.float(), self.tiny)
 
 
@@ -123,7 +123,7 @@ class _Mixture(NamedTuple):
 
     @staticmethod
     def of(means: Tensor, variances: Tensor, weights: Tensor) -> _Mixture:
-        """In the precision of the means; variances ``(rows, K)`` of zero become the smallest of their own."""
+        """Prepare rows in the precision of the means; zero variances ``(rows, K)`` become the dtype's smallest."""
         variances = variances.clamp_min(normal.smallest_variance(variances.dtype)).to(means.dtype)
         weights = weights if weights.dim() == 1 else weights[:, None]
         return _Mixture(means[:, None], variances.rsqrt()[:, None] * math.sqrt(0.5), weights, weights.log())
@@ -140,7 +140,7 @@ class _Mixture(NamedTuple):
         )
 
     def rough_quantiles(self, levels: _Levels) -> Tensor:
-        """Quantiles ``(rows, levels)`` if every component were a few points: no component is too narrow to be found."""
+        """First guesses ``(rows, levels)``: quantiles of 8 points for each component, however narrow it is."""
         shares = (torch.arange(_POINTS).to(self.means) + 0.5) / _POINTS
         points = (self.means + _standard(shares)[:, None] / self.scales).flatten(1)  # component k is k, k + K, ...
         points, order = points.sort(-1)
@@ -186,7 +186,7 @@ class _Mixture(NamedTuple):
         return excess, d / torch.addcmul(bend, g, slope, value=-1).mul_(d).add_(1).clamp_(0.5, 2), slope
 
     def error_after(self, step: Tensor) -> Tensor:
-        """What a step leaves of the error, at most about: so much as the narrowest component bends over it."""
+        """Estimated error after a step d: :math:`|d| (d / s)^2`, with s the narrowest standard deviation."""
         widths = math.sqrt(0.5) / self.scales.amax(-1)
         return step.abs() * (step / widths).square()
 
@@ -259,19 +259,19 @@ def _solved(mixture: _Mixture, y: Tensor, levels: _Levels, most: int) -> tuple[T
 
 
 def _between(lower: Tensor, upper: Tensor) -> Tensor:
-    """The number with as many floating-point numbers above ``lower`` as below ``upper``; both may be infinite."""
+    """Midpoint in the order of floating-point numbers: bisection takes one step per bit, also from infinities."""
     integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[lower.dtype.itemsize]
     a, b = _ordered(lower.view(integer)), _ordered(upper.view(integer))
     return _ordered((a >> 1) + (b >> 1) + (a & b & 1)).view(lower.dtype)
 
 
 def _ordered(bits: Tensor) -> Tensor:
-    """Integers in the order of the numbers that these are the bits of, and back: negative ones run the other way."""
+    """Map the bits of floating-point numbers to integers of the same order, and back; the map is its own inverse."""
     largest = torch.iinfo(bits.dtype).max
     return bits ^ ((bits >> largest.bit_length()) & largest)
 
 
 def _standard(q: Tensor) -> Tensor:
-    """Quantiles of the standard normal distribution divided by sqrt(2), which is to erf what they are to the cdf."""
+    """Quantiles of the standard normal distribution divided by sqrt(2), that is erfinv(2 q - 1)."""
     quantiles: Tensor = torch.special.ndtri(q)
     return quantiles * math.sqrt(0.5)

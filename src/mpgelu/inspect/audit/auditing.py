@@ -155,7 +155,7 @@ def _model_inputs(parts: Parts, X: Any, input_std: ArrayLike, audit: Audit, seed
 
 
 def _draws_at_a_time(size: int) -> int:
-    """For a layer with so many values in each draw."""
+    """Number of draws at a time for a layer with this many values per draw."""
     return max(1, _CACHED // size, min(_AT_ONCE, _CHUNK // size))
 
 

@@ -48,7 +48,7 @@ class LayerAudit:
 
     @property
     def verdict(self) -> str:
-        """In one word."""
+        """The verdict in one word."""
         return "FAIL" if not self.passed else "pass" if self.decided else "undecided"
 
 

@@ -43,7 +43,7 @@ class InputAudit:
 
     @property
     def verdict(self) -> str:
-        """In one word."""
+        """The verdict in one word."""
         return "FAIL" if not self.passed else "pass" if self.decided else "undecided"
 
     def words(self) -> str:
@@ -60,7 +60,7 @@ class InputAudit:
         return f"Predictions with errors of the features are not the average over such inputs, by up to {found}.{why}"
 
     def __str__(self) -> str:
-        """One line."""
+        """The finding as one line of the table."""
         return (
             f"errors of the features: mean {self.mean_error:.4f} ± {self.mean_se:.4f}, "
             f"stddev {self.stddev_error:.4f} ± {self.stddev_se:.4f}  {self.verdict}"

@@ -75,7 +75,7 @@ class Source:
 
     @property
     def weights(self) -> Tensor:
-        """Of the draws by all masks so far, ``(draws, rows)`` or ``(1, 1)``."""
+        """Importance weights of the draws given all masks so far, ``(draws, rows)`` or ``(1, 1)``."""
         ratio = (self._ratio + self.layers - self.done) / self.layers if self.layers else torch.ones_like(self._ratio)
         return 2 / (1 + ratio)
 
@@ -95,7 +95,7 @@ class Source:
         return outcome.sub_((keep > drop).to(outcome)).abs_()
 
     def _deal_out(self, outcome: Tensor, rare: Tensor, matters: Tensor) -> None:
-        """Have each unit that matters take its rarer outcome where it has its turn."""
+        """Stratify: force the rarer outcome of each unit that matters in its draws, and weight the draws."""
         draws, rows, n = outcome.shape
         period = 2 * self.layers
         if len(self._starts) == self.done:

@@ -21,11 +21,16 @@ _ROUNDING = 64  # machine epsilons of its row's size below which a standard devi
 
 
 class Compared(NamedTuple):
-    """Errors of some numbers, the standard errors of these, which of them the draws can tell, and from how much.
+    """Errors of propagated numbers against sampled ones, with their standard errors.
 
-    ``deviations`` is the number of equal deviations that a second moment is worth, :math:`N (E d^2)^2 / E d^4`. A
-    standard error is itself estimated from them: few, for a unit that is far from zero rarely. Half of them serve as
-    the degrees of freedom of Student's t, whose quantile takes the place of the Gaussian's.
+    A standard error is itself estimated, from few effective deviations if a unit is rarely far from its mean. Half of
+    their number serves as degrees of freedom of Student's t, whose quantile replaces the Gaussian one.
+
+    Args:
+        error: Absolute errors.
+        se: Standard errors of the sampled numbers.
+        told: Which of them rest on enough deviations to be compared.
+        deviations: Effective number of deviations behind each, :math:`N (E d^2)^2 / E d^4`.
     """
 
     error: Tensor
@@ -34,7 +39,7 @@ class Compared(NamedTuple):
     deviations: Tensor
 
     def worst(self, tolerance: float) -> tuple[float, float, float]:
-        """Error and standard error of what is furthest beyond its allowance, and by how much; Bonferroni over all."""
+        """Error, standard error and excess of the entry furthest beyond its allowance, Bonferroni-corrected."""
         if not self.told.any():
             return math.nan, math.nan, -math.inf
         level = _FALSE_ALARM / _COMPARED / 2 / self.error.numel()
@@ -63,7 +68,7 @@ class Tally:
         self.sums: list[Tensor | float] = [0.0] * 8
 
     def add(self, samples: Samples) -> None:
-        """Take note of more draws, centred at the mean of the first ones for accuracy."""
+        """Add draws to the sums, centred at the mean of the first draws for accuracy."""
         averaged = samples.averaged
         if self.count == 0:
             values, _, weights, _ = averaged or Averaged(samples.values, samples.values, samples.source.weights)
@@ -159,7 +164,7 @@ class Tally:
         return Compared(error.abs(), se, told.any(), torch.where(told, deviations, torch.inf).min())
 
     def _deviations(self, second: Tensor, fourth: Tensor) -> Tensor:
-        """The number of deviations that a second moment is made up of, had they all been equal."""
+        """Effective number of deviations behind a second moment, :math:`N (E d^2)^2 / E d^4`."""
         return self.count * _ratio(second.square(), fourth)
 
 
