@@ -81,6 +81,7 @@ def test_public_names_are_sorted_and_there() -> None:
     assert len(set(mpgelu.__all__)) == len(mpgelu.__all__)
     assert all(hasattr(mpgelu, name) for name in mpgelu.__all__)
     assert all(getattr(mpgelu, name).__doc__ for name in mpgelu.__all__)
+    assert len(mpgelu.__all__) <= 35, "what few users need belongs to a package, such as mpgelu.errors"
 
 
 def test_submodules_need_no_import_of_their_own() -> None:

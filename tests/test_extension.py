@@ -66,7 +66,7 @@ class Jitter(nn.Module):
 @singledispatch
 def square(value: Any) -> Any:
     r"""Moments of :math:`h^2`: mean :math:`m^2 + v`, gain :math:`2m` and a rest of variance :math:`2v^2`."""
-    raise mp.MissingRuleError(f"square: no rule for {type(value).__name__}")
+    raise mp.errors.MissingRuleError(f"square: no rule for {type(value).__name__}")
 
 
 @square.register

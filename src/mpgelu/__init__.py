@@ -7,26 +7,23 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpgelu.convert import ConversionReport, ConvertedNetwork, from_torch
-    from mpgelu.errors import ConversionError, DataError, InputError, MissingRuleError, MPGELUError, TrainingError
+    from mpgelu.convert import ConvertedNetwork, from_torch
+    from mpgelu.errors import DataError, InputError, MPGELUError
     from mpgelu.estimators import Ensemble, InterruptedWarning, MPGELURegressor
     from mpgelu.export import export_onnx
-    from mpgelu.inspect import Audit, attribute, plot_attribution, verify
+    from mpgelu.inspect import attribute, verify
     from mpgelu.layers import MPGELU, Dropout, Elementwise, GaussianLinear, Linear, Periodic, ReLU
     from mpgelu.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
     from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moments
     from mpgelu.networks import Stack, network, paper_network, propagate
     from mpgelu.predictive import Predictive
     from mpgelu.tables import TableModel, load
-    from mpgelu.training import History, RecoveryWarning, fit
+    from mpgelu.training import fit
 
 __version__ = "0.2.0.dev0"
 
 __all__ = [
     "MPGELU",
-    "Audit",
-    "ConversionError",
-    "ConversionReport",
     "ConvertedNetwork",
     "DataError",
     "DiagonalMoments",
@@ -38,22 +35,18 @@ __all__ = [
     "Gaussian",
     "GaussianLinear",
     "HeteroscedasticGaussian",
-    "History",
     "InputError",
     "InterruptedWarning",
     "Likelihood",
     "Linear",
     "MPGELUError",
     "MPGELURegressor",
-    "MissingRuleError",
     "Moments",
     "Periodic",
     "Predictive",
     "ReLU",
-    "RecoveryWarning",
     "Stack",
     "TableModel",
-    "TrainingError",
     "attribute",
     "export_onnx",
     "fit",
@@ -61,24 +54,23 @@ __all__ = [
     "load",
     "network",
     "paper_network",
-    "plot_attribution",
     "propagate",
     "verify",
 ]
 
 _HOMES = {
-    "convert": ("ConversionReport", "ConvertedNetwork", "from_torch"),
-    "errors": ("ConversionError", "DataError", "InputError", "MissingRuleError", "MPGELUError", "TrainingError"),
+    "convert": ("ConvertedNetwork", "from_torch"),
+    "errors": ("DataError", "InputError", "MPGELUError"),
     "estimators": ("Ensemble", "InterruptedWarning", "MPGELURegressor"),
     "export": ("export_onnx",),
-    "inspect": ("Audit", "attribute", "plot_attribution", "verify"),
+    "inspect": ("attribute", "verify"),
     "layers": ("MPGELU", "Dropout", "Elementwise", "GaussianLinear", "Linear", "Periodic", "ReLU"),
     "likelihoods": ("Gaussian", "HeteroscedasticGaussian", "Likelihood"),
     "moments": ("DiagonalMoments", "FactoredMoments", "FullMoments", "Moments"),
     "networks": ("Stack", "network", "paper_network", "propagate"),
     "predictive": ("Predictive",),
     "tables": ("TableModel", "load"),
-    "training": ("History", "RecoveryWarning", "fit"),
+    "training": ("fit",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -146,7 +146,7 @@ def test_steps_that_are_left_out_are_said_and_too_many_are_an_error() -> None:
     settings = replace(SETTINGS, batch_size=4)
     with pytest.warns(RecoveryWarning, match="left out"):
         train(Rows(rows.X, torch.where(absurd, 1e30, rows.y), rows.weights), settings)
-    with pytest.raises(mp.TrainingError, match="not finite in"):
+    with pytest.raises(mp.errors.TrainingError, match="not finite in"):
         train(Rows(rows.X, torch.full_like(rows.y, 1e30), rows.weights), settings)
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 import mpgelu as mp
-from mpgelu import Audit, DiagonalMoments, FactoredMoments, FullMoments, InputError, verify
+from mpgelu import DiagonalMoments, FactoredMoments, FullMoments, InputError, verify
+from mpgelu.inspect import Audit
 from mpgelu.inspect.audit.samples import Samples, Source
 
 DRAWS = 5_000

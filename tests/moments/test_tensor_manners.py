@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import mpgelu as mp
-from mpgelu import FactoredMoments, FullMoments, MissingRuleError
+from mpgelu import FactoredMoments, FullMoments
+from mpgelu.errors import MissingRuleError
 from mpgelu.layers import BatchNorm1d
 from mpgelu.moments import Moments
 from mpgelu.rules import add, linear, mpgelu, scale

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import mpgelu.rules
-from mpgelu import DiagonalMoments, FactoredMoments, FullMoments, InputError, MissingRuleError
+from mpgelu import DiagonalMoments, FactoredMoments, FullMoments, InputError
+from mpgelu.errors import MissingRuleError
 from mpgelu.moments import Moments
 from mpgelu.rules.activations import Tanh
 from reference import MOMENTS, RULES, TYPES, Rule, map_tensors, row, tensors

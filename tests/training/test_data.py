@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import mpgelu as mp
-from mpgelu import HeteroscedasticGaussian, History, InputError
+from mpgelu import HeteroscedasticGaussian, InputError
+from mpgelu.training import History
 
 
 def data(rows: int = 40) -> tuple[Tensor, Tensor]:

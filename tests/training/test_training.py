@@ -29,7 +29,7 @@ from mpgelu import (
 )
 from mpgelu.training import Interrupts
 
-RECOVERS = pytest.mark.filterwarnings("ignore::mpgelu.RecoveryWarning")
+RECOVERS = pytest.mark.filterwarnings("ignore::mpgelu.training.RecoveryWarning")
 
 
 def data(rows: int = 64, models: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
