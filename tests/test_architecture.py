@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,29 @@ def test_every_part_is_on_the_map_for_contributors() -> None:
     for layer, groups in LAYERS.items():
         (row,) = [line for line in text.splitlines() if line.startswith(f"| {layer} |")]
         assert {part for group in groups for part in group} == set(row.split("|")[2].replace("`", "").split())
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_files_that_the_guides_name_are_there(page: str) -> None:
+    text = (ROOT.parents[1] / page).read_text(encoding="utf-8")
+    named = re.findall(r"`((?:tests/|[a-z]+/)[a-z_/]*(?:\.py|/))`", text)
+    assert len(named) > 3
+    missing = [name for name in named if not ((ROOT / name).exists() or (ROOT.parents[1] / name).exists())]
+    assert not missing
+
+
+def test_every_package_inside_a_part_is_walked_through_or_listed() -> None:
+    """Packages within packages are few, and a reader finds each in the guides."""
+    text = "".join((ROOT.parents[1] / page).read_text() for page in ("CONTRIBUTING.md", "docs/architecture.md"))
+    inner = {path.parent.relative_to(ROOT) for path in ROOT.glob("*/*/__init__.py")} - {Path("research")}
+    assert not [str(path) for path in inner if path.parts[0] != "research" and f"{path.as_posix()}/" not in text]
+
+
+def test_files_are_short_and_their_names_tell_them_apart() -> None:
+    long = {path.name for path in ROOT.rglob("*.py") if len(path.read_text(encoding="utf-8").splitlines()) > 400}
+    assert not long
+    names = [path.name for path in ROOT.rglob("*.py") if "research" not in path.parts]
+    assert not {name for name in ("report.py", "run.py", "utils.py") if name in names}
 
 
 def test_imports_follow_the_layers() -> None:
