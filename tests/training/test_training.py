@@ -21,13 +21,11 @@ from mpgelu import (
     FullMoments,
     Gaussian,
     HeteroscedasticGaussian,
-    History,
     InputError,
-    RecoveryWarning,
     Stack,
-    TrainingError,
 )
-from mpgelu.training import Interrupts
+from mpgelu.errors import TrainingError
+from mpgelu.training import History, Interrupts, RecoveryWarning
 
 RECOVERS = pytest.mark.filterwarnings("ignore::mpgelu.training.RecoveryWarning")
 

@@ -238,9 +238,9 @@ def test_workers_give_the_same_records(data: str, tmp_path: Path, monkeypatch: p
     package = tmp_path / "site" / "mpgelu" / "research" / "compare"  # what workers import
     package.unlink()
     shutil.copytree(Path(neural_peers.__file__).parent, package)
-    text = (package / "networks.py").read_text()
+    text = (package / "neural_peers.py").read_text()
     assert "(64, 4000)" in text
-    (package / "networks.py").write_text(text.replace("(64, 4000)", "(16, 20)"))
+    (package / "neural_peers.py").write_text(text.replace("(64, 4000)", "(16, 20)"))
     wanted = tasks(["mc-dropout"], ["yacht"], range(2), data)
     together = run(wanted, tmp_path / "together.jsonl", data=data, jobs=2).records()
     get_reusable_executor().shutdown(wait=True)
