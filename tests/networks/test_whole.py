@@ -66,7 +66,7 @@ def test_fused_exact_covariance_agrees_with_float64_rules(hidden: tuple[int, ...
     stack = Stack([mp.network(3, hidden, outputs, rate=rate) for rate in (0.01, 0.2)]).requires_grad_(False)
     mean, variance = torch.randn(2, rows, 3), torch.rand(2, rows, 3)
     for moments in (FactoredMoments.certain(mean), FactoredMoments.of(mean, variance)):
-        assert stack._fused(moments) is not None
+        assert stack._whole(moments) is not None
         fused = stack(moments)
         residual = None if moments.residual is None else moments.residual.double()
         exact = copy.deepcopy(stack).double()(FactoredMoments(mean.double(), residual=residual))
@@ -109,7 +109,7 @@ def test_full_covariance_and_its_gradients_agree_with_float64_rules(
     stack = Stack([full_network(nonlinearity, hidden, outputs, rate) for rate in (0.0, 0.01, 0.2)])
     mean, variance = torch.randn(3, rows, 3), torch.rand(3, rows, 3)
     moments = FactoredMoments.of(mean, variance)
-    assert stack._fused(moments) is not None
+    assert stack._whole(moments) is not None
     fused = covariance_and_gradients(stack, moments)
     exact = covariance_and_gradients(stack.double(), FactoredMoments.of(mean.double(), variance.double()))
     assert len(fused) == len(exact) == 4 + 2 * len(hidden)
