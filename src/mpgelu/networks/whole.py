@@ -15,6 +15,7 @@ from mpgelu.native import perceptron
 from mpgelu.networks.description import Description, Perceptron, describe, is_describable, perceptron_of
 from mpgelu.rules.dropout import mask_moments
 
+_WIDEST = 200  # units of a layer up to which covariances are faster here than by large matrix products
 _RELU: dict[str, perceptron.Nonlinearity] = {"dvi": "relu_dvi", "exact": "relu_exact"}
 
 
@@ -51,6 +52,8 @@ def run_whole(found: Perceptron, state: Mapping[str, Tensor], value: Moments) ->
         return None
     networks = _arrays(found, state)
     if value.features != networks.widths[0]:
+        return None
+    if isinstance(value, FactoredMoments) and max(networks.widths[1:]) > _WIDEST:
         return None
     if isinstance(value, DiagonalMoments):
         return DiagonalMoments(*perceptron.propagate(networks, value.mean, variance))
