@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,7 +47,7 @@ def _environment(folder: Path) -> Path:
 
 def _used(python: Path) -> list[str]:
     environment = {"PATH": str(python.parent), "OMP_NUM_THREADS": "1", "HOME": str(python.parent)}
-    command = [python, "-I", "-c", _USE]
+    command = [str(python), "-I", "-c", _USE]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
@@ -65,7 +66,7 @@ def test_a_wheel_brings_its_kernels_where_there_is_no_compiler(tmp_path: Path) -
     shutil.copytree(ROOT / "src", source / "src", ignore=ignored)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, source)
-    command = [sys.executable, "setup.py", "--quiet", "bdist_wheel", "--dist-dir", tmp_path]
+    command = [sys.executable, "setup.py", "--quiet", "bdist_wheel", "--dist-dir", str(tmp_path)]
     subprocess.run(command, cwd=source, capture_output=True, check=True)
     (wheel,) = tmp_path.glob("*.whl")
     assert "-abi3-" in wheel.name
@@ -114,17 +115,15 @@ def test_every_file_compiles_on_its_own_without_a_warning(name: str) -> None:
 @pytest.mark.skipif(not native.available(), reason="needs the compiled kernels")
 @pytest.mark.parametrize("nonlinearity", ["mpgelu", "relu"])
 @pytest.mark.parametrize("kind", [mp.DiagonalMoments, mp.FactoredMoments])
-def test_variants_for_different_processors_agree(
-    nonlinearity: str, kind: type, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stack = mp.Stack([mp.paper_network(4, nonlinearity=nonlinearity, rate=0.1) for _ in range(2)])  # type: ignore[arg-type]
+def test_variants_agree(nonlinearity: Any, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = mp.Stack([mp.paper_network(4, nonlinearity=nonlinearity, rate=0.1) for _ in range(2)])
     x = torch.randn(2, 21, 4)
     found = []
     order = ["baseline", "avx2", "avx512"]
     for variant in order[: order.index(native.variant()) + 1]:
         monkeypatch.setattr(native, "variant", lambda name=variant: name)
         stack.zero_grad()
-        after = stack(kind.certain(x))  # type: ignore[attr-defined]
+        after = stack(kind.certain(x))
         (after.mean.sum() + after.variance.sum()).backward()
         found.append([after.mean, after.variance, *(p.grad for p in stack.parameters() if p.grad is not None)])
     for other in found[1:]:

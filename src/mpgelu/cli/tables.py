@@ -236,8 +236,7 @@ def info(model: MaybeModel = None) -> None:
     _print_columns(fitted.encoder)
     typer.echo(f"missing cells: {'filled' if fitted.encoder.missing == 'impute' else 'refused'}")
     typer.echo(f"members: {len(fitted.regressor.ensemble_)} networks")
-    for kind, share in fitted.regressor.kind_weights_.items():
-        typer.echo(f"  {share:5.0%}  {kind}")
+    typer.echo("\n".join(f"  {share:5.0%}  {kind}" for kind, share in fitted.regressor.kind_weights_.items()))
     _print_training(fitted)
 
 

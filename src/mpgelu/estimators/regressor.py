@@ -249,8 +249,7 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             Which rows, and their distributions.
         """
         values, errors = self._checked(X, input_std)
-        at_once = rows_at_once or (_ROWS_AT_ONCE if errors is None else ROWS_AT_ONCE)
-        for rows in spans_of(len(values), at_once):
+        for rows in spans_of(len(values), rows_at_once or (_ROWS_AT_ONCE if errors is None else ROWS_AT_ONCE)):
             yield rows, self._distribution(values, errors, rows, nodes)
 
     def predict_quantile(self, X: ArrayLike, q: float | Sequence[float], input_std: ArrayLike | None = None) -> Array:
@@ -371,16 +370,17 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         values = validate_data(self, X, reset=False, dtype=(np.float64, np.float32))
         return values, None if input_std is None else checked_errors("predict", input_std, values.shape)
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
     def _distribution(self, values: Array, errors: Array | None, rows: slice, nodes: int) -> Predictive:
-        return self.ensemble_(*inputs_of(values, errors, rows), nodes)
+        with torch.no_grad():
+            distribution: Predictive = self.ensemble_(*inputs_of(values, errors, rows), nodes)
+        return distribution
 
     def _by_chunk(
         self,
         X: ArrayLike,
         input_std: ArrayLike | None,
         nodes: int,
-        summary: Callable[[Predictive], tuple[ArrayLike, ...]],
+        summary: Callable[[Predictive], tuple[Any, ...]],
     ) -> tuple[Array, ...]:
         """A summary of every row's distribution, a chunk of rows at a time: memory for the result and no more."""
         values, errors = self._checked(X, input_std)
@@ -388,8 +388,7 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         tasks = [lambda rows=rows: summary(self._distribution(values, errors, rows, nodes)) for rows in spans]
         threads = job_count(self.n_jobs) if len(tasks) > 1 else 1
         with one_thread_each():
-            summaries = run_all(tasks, threads)
-        return tuple(np.concatenate(parts) for parts in zip(*summaries, strict=True))
+            return tuple(np.concatenate(parts) for parts in zip(*run_all(tasks, threads), strict=True))
 
 
 @parts_of.register

@@ -63,7 +63,7 @@ def warn_if_missing() -> None:
     global _warned
     if not _warned and not _switched_off and os.environ.get("MPGELU_NATIVE") != "0" and (reason := _missing()):
         _warned = True
-        message = f"fit: no compiled kernels ({reason}); small networks train at half the speed or less"
+        message = f"fit: no compiled kernels ({reason}); small networks train at about half the speed"
         warnings.warn(message, SlowWarning, stacklevel=3)
 
 
