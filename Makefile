@@ -3,7 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test bench docs clean
+KERNELS := src/mpgelu/native
+CFLAGS := -std=c11 -O2 -fopenmp-simd -Wall -Wextra -Werror -I $(KERNELS)
+
+.PHONY: demo test bench docs kernels wheel lint-c sanitize clean
 
 demo: $(INSTALLED)  ## a model of a real table, its predictions and report, and the paper's toy problem; all in demo/
 	$(BIN)/mpgelu example demo
@@ -19,6 +22,20 @@ test: $(INSTALLED)  ## lint, types, all tests and doctests
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
+kernels: $(INSTALLED)  ## compile the C kernels anew, for this working copy
+	$(BIN)/python setup.py --quiet build_ext --inplace --force
+
+wheel: $(INSTALLED)  ## source distribution and wheel, in dist/
+	$(BIN)/python -m build
+
+lint-c:  ## every C file compiles on its own, without a warning
+	for file in $(KERNELS)/*.c; do $(CC) $(CFLAGS) -fsyntax-only $$file || exit 1; done
+
+sanitize:  ## the kernels on random shapes under the sanitizers of memory and of undefined behaviour
+	$(CC) $(CFLAGS) -g -fsanitize=address,undefined -fno-sanitize-recover=all tests/native/sanitize.c \
+		$(foreach part,choice baseline avx2 avx512,$(KERNELS)/$(part).c) -lm -o build-sanitize
+	./build-sanitize 200; status=$$?; rm -f build-sanitize; exit $$status
+
 bench: $(INSTALLED)  ## speed, measured in turns: results/bench/ and the table in the README
 	$(BIN)/mpgelu bench --output results/bench --readme README.md
 
@@ -27,10 +44,11 @@ docs: $(INSTALLED)  ## the site, in site/
 	$(BIN)/mkdocs build --strict
 
 # The constraints pin torch: a looser request would download several gigabytes of GPU packages.
-$(INSTALLED): pyproject.toml constraints.txt
+# Installing compiles the kernels, so that a change of their source installs anew.
+$(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard $(KERNELS)/*.[ch])
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 clean:
-	rm -rf .venv demo site
+	rm -rf .venv build demo dist site $(KERNELS)/_kernels*

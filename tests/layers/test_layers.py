@@ -77,7 +77,6 @@ def test_training_mode_changes_nothing(name: str, kind: Any) -> None:
     assert torch.equal(layer.train()(value.mean), layer.eval()(value.mean))
 
 
-@pytest.mark.usefixtures("formulas")
 @EVERY_LAYER
 @EVERY_TYPE
 def test_autograd_reaches_every_parameter(name: str, kind: Any) -> None:
@@ -89,7 +88,6 @@ def test_autograd_reaches_every_parameter(name: str, kind: Any) -> None:
     assert all(gradient.isfinite().all() and gradient.abs().sum() > 0 for gradient in gradients)
 
 
-@pytest.mark.usefixtures("formulas")
 @EVERY_LAYER
 @EVERY_TYPE
 def test_vmap_through_a_layer(name: str, kind: Any) -> None:

@@ -33,7 +33,6 @@ def deterministic(nonlinearity: str) -> nn.Sequential:
     return mp.network(5, hidden=(16, 16), nonlinearity=nonlinearity, rate=0)  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("formulas")
 @EVERY_TYPE
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("nonlinearity", ["mpgelu", "relu"])
@@ -51,7 +50,6 @@ def test_a_certain_input_gives_exactly_the_deterministic_network(
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.usefixtures("formulas")
 @EVERY_TYPE
 @pytest.mark.parametrize("name", LAYERS)
 def test_zero_mean_and_zero_variance(kind: Any, name: str) -> None:
@@ -64,7 +62,6 @@ def test_zero_mean_and_zero_variance(kind: Any, name: str) -> None:
         assert gradient.isfinite().all()
 
 
-@pytest.mark.usefixtures("formulas")
 @EVERY_TYPE
 @pytest.mark.parametrize("name", ["mpgelu", "relu", "dvi"])
 def test_a_certain_unit_is_rectified_exactly_however_small(kind: Any, name: str) -> None:
@@ -115,7 +112,6 @@ def extreme(kind: Any) -> tuple[Moments, list[Tensor]]:
     return DiagonalMoments(mean, variance), [mean, variance]
 
 
-@pytest.mark.usefixtures("formulas")
 @EVERY_TYPE
 @pytest.mark.parametrize("name", LAYERS)
 def test_extreme_numbers_stay_finite_in_float32(kind: Any, name: str) -> None:
@@ -130,7 +126,6 @@ def test_extreme_numbers_stay_finite_in_float32(kind: Any, name: str) -> None:
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-@pytest.mark.usefixtures("formulas")
 @EVERY_TYPE
 @pytest.mark.parametrize("nonlinearity", ["mpgelu", "relu"])
 def test_extreme_numbers_stay_finite_through_a_network(kind: Any, nonlinearity: str) -> None:

@@ -1,4 +1,4 @@
-"""NaN and infinity in moments: one meaning with and without native kernels. They arise where numbers overflow."""
+"""NaN and infinity in moments have one meaning. They arise where numbers overflow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ RULES: dict[str, Callable[[Any], Any]] = {
     **{type(f).__name__: partial(elementwise, activation=f) for f in (Tanh(), Sigmoid(), SiLU(), Softplus(), GELU())},
 }
 EVERY_RULE = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-pytestmark = pytest.mark.usefixtures("formulas")
 
 
 @EVERY_RULE

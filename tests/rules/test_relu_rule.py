@@ -53,7 +53,6 @@ def test_exact_covariance_is_exact() -> None:
     assert errors("exact").max() < 1e-5
 
 
-@pytest.mark.usefixtures("formulas")
 def test_exact_covariance_in_float32() -> None:
     assert errors("exact", torch.float32).max() < 1e-5
 
@@ -64,7 +63,6 @@ def test_covariance_scales_with_the_units(scale: float) -> None:
     torch.testing.assert_close(errors("dvi", scale=scale), errors("dvi"), rtol=0, atol=1e-9)
 
 
-@pytest.mark.usefixtures("formulas")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_dvi_is_within_its_known_error_and_no_closer(dtype: torch.dtype) -> None:
     error, correlation = errors("dvi", dtype), torch.tensor(grid()[0][:, 2]).abs()
@@ -94,7 +92,6 @@ def test_independent_units_stay_independent() -> None:
         assert torch.equal(off_diagonal, torch.zeros_like(off_diagonal))
 
 
-@pytest.mark.usefixtures("formulas")
 @pytest.mark.parametrize("covariance", ["exact", "dvi"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gradients_at_full_correlation_are_finite(covariance: Covariance, dtype: torch.dtype) -> None:

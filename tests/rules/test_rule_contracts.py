@@ -132,7 +132,6 @@ def test_half_precision_runs(rule: Rule, kind: str) -> None:
         torch.testing.assert_close(out.covariance.double(), wanted.covariance, rtol=tolerance, atol=2 * tolerance)
 
 
-@pytest.mark.usefixtures("formulas")
 @EVERY_RULE
 @EVERY_KIND
 def test_float32_is_close_to_float64(rule: Rule, kind: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import re
 import sys
 import warnings
@@ -183,3 +184,15 @@ def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
 def print_table(table: Table) -> None:
     """A table as wide as the terminal, or 100 columns in a file."""
     Console(width=None if sys.stdout.isatty() else 100).print(table)
+
+
+def print_installation() -> None:
+    """Print versions, whether the kernels are compiled and for which processor, and the number of threads."""
+    import torch
+
+    from mpgelu import __version__, native
+    from mpgelu.native.threads import job_count
+
+    typer.echo(f"mpgelu {__version__}, torch {torch.__version__}, Python {platform.python_version()}")
+    typer.echo(f"kernels: {native.status()}")
+    typer.echo(f"threads: {job_count(None)}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpgelu.cli.shared import Delimiter, Notes, Seed, one_line_warnings, open_table, warn
+from mpgelu.cli.shared import Delimiter, Notes, Seed, one_line_warnings, open_table, print_installation, warn
 from mpgelu.errors import DataError, InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import, which --help need not wait for
@@ -33,6 +33,7 @@ class Missing(StrEnum):
 
 Table = Annotated[str, typer.Argument(metavar="TABLE", help="CSV or Parquet file with column names; - is stdin.")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="File written by mpgelu fit.")]
+MaybeModel = Annotated[Path | None, typer.Argument(metavar="[MODEL]", help="File written by mpgelu fit.")]
 Level = Annotated[float, typer.Option(help="Probability of the intervals.")]
 
 
@@ -222,20 +223,20 @@ def report(
     typer.echo(f"report: {output} ({output.stat().st_size / 1e6:.1f} MB); open it in a browser")
 
 
-def info(model: Model) -> None:
-    """Say what a model predicts, from which columns, and how it was trained.
+def info(model: MaybeModel = None) -> None:
+    """Say what a model predicts, from which columns, and how it was trained; without a model, what is installed.
 
     Example: mpgelu info houses.mpgelu
     """
+    if model is None:
+        print_installation()
+        return
     fitted = _load(model)
-    ensemble = fitted.regressor.ensemble_
-    typer.echo(f"{model}: predicts {fitted.target}")
-    typer.echo("from the columns")
+    typer.echo(f"{model}: predicts {fitted.target}\nfrom the columns")
     _print_columns(fitted.encoder)
     typer.echo(f"missing cells: {'filled' if fitted.encoder.missing == 'impute' else 'refused'}")
-    typer.echo(f"members: {len(ensemble)} networks")
-    for kind, share in fitted.regressor.kind_weights_.items():
-        typer.echo(f"  {share:5.0%}  {kind}")
+    typer.echo(f"members: {len(fitted.regressor.ensemble_)} networks")
+    typer.echo("\n".join(f"  {share:5.0%}  {kind}" for kind, share in fitted.regressor.kind_weights_.items()))
     _print_training(fitted)
 
 

@@ -1,11 +1,13 @@
-"""Predictions of a fitted estimator taken apart."""
+"""Predictions of a fitted estimator: rows in parts, and what is said of each."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 
 class PredictedParts(NamedTuple):
@@ -22,3 +24,15 @@ class PredictedParts(NamedTuple):
     mean: NDArray[np.float64]
     epistemic_std: NDArray[np.float64]
     aleatoric_std: NDArray[np.float64]
+
+
+def spans_of(count: int, size: int) -> list[slice]:
+    """``count`` rows, ``size`` at a time."""
+    return [slice(start, start + size) for start in range(0, count, size)]
+
+
+def inputs_of(
+    values: NDArray[np.float64], errors: NDArray[np.float64] | None, rows: slice
+) -> tuple[Tensor, Tensor | None]:
+    """Features of some rows and their errors, as an ensemble takes them."""
+    return torch.tensor(values[rows], dtype=torch.float64), None if errors is None else torch.tensor(errors[rows])

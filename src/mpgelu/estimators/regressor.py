@@ -21,11 +21,12 @@ from mpgelu.estimators.arguments import plain
 from mpgelu.estimators.checks import check_memory, check_target
 from mpgelu.estimators.ensemble import Ensemble
 from mpgelu.estimators.measurement import ROWS_AT_ONCE, checked_errors
-from mpgelu.estimators.predicted import PredictedParts
+from mpgelu.estimators.predicted import PredictedParts, inputs_of, spans_of
 from mpgelu.estimators.recipe import Kind, Noise, Rows, Settings, Trained, settings_of, train
 from mpgelu.estimators.scales import robust_scale, target_scales
 from mpgelu.likelihoods import Likelihood
 from mpgelu.moments import Moments
+from mpgelu.native.threads import job_count, one_thread_each, run_all
 from mpgelu.networks import Parts, parts_of
 from mpgelu.predictive import Predictive
 from mpgelu.storage.arrays import write_arrays
@@ -72,6 +73,8 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         warm_start: Go on from the networks of the previous ``fit``.
         checkpoint: Folder that keeps the state during ``fit``; the same fit goes on from there after a crash.
         random_state: Seed of folds, starting weights and batches.
+        n_jobs: Threads of ``fit``, which trains kinds of networks, and of predictions of many rows, as in scikit-learn;
+            ``None`` takes all cores that torch may use. The bits of a result do not depend on it.
         verbose: Show a progress bar on a terminal.
 
     Attributes:
@@ -113,6 +116,7 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         warm_start: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
         random_state: int | np.random.RandomState | None = None,
+        n_jobs: int | None = None,
         verbose: bool | int = False,
     ) -> None:
         self.hidden = hidden
@@ -133,6 +137,7 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.warm_start = warm_start
         self.checkpoint = checkpoint
         self.random_state = random_state
+        self.n_jobs = n_jobs
         self.verbose = verbose
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
@@ -161,8 +166,8 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             torch.as_tensor((target - target_mean) / target_scale, dtype=torch.float32),
             torch.as_tensor(weights / weights.mean(), dtype=torch.float32),
         )
-        folder = None if self.checkpoint is None else Path(self.checkpoint)
-        trained = train(rows, settings, start=previous, checkpoint=folder, progress=bool(self.verbose))
+        folder, threads = None if self.checkpoint is None else Path(self.checkpoint), job_count(self.n_jobs)
+        trained = train(rows, settings, start=previous, checkpoint=folder, progress=bool(self.verbose), threads=threads)
         scaling.reach.fill_(trained.reach)
         self.ensemble_ = Ensemble(
             trained.stacks,
@@ -244,11 +249,8 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             Which rows, and their distributions.
         """
         values, errors = self._checked(X, input_std)
-        at_once = rows_at_once or (_ROWS_AT_ONCE if errors is None else ROWS_AT_ONCE)
-        for rows, inputs in self._chunks(values, errors, at_once):
-            with torch.no_grad():
-                distribution = self.ensemble_(*inputs, nodes)
-            yield rows, distribution
+        for rows in spans_of(len(values), rows_at_once or (_ROWS_AT_ONCE if errors is None else ROWS_AT_ONCE)):
+            yield rows, self._distribution(values, errors, rows, nodes)
 
     def predict_quantile(self, X: ArrayLike, q: float | Sequence[float], input_std: ArrayLike | None = None) -> Array:
         """Quantiles of the target, ``(rows,)`` for one probability q and ``(rows, len(q))`` for several.
@@ -368,25 +370,25 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         values = validate_data(self, X, reset=False, dtype=(np.float64, np.float32))
         return values, None if input_std is None else checked_errors("predict", input_std, values.shape)
 
-    def _chunks(
-        self, values: Array, errors: Array | None, size: int
-    ) -> Iterator[tuple[slice, tuple[Tensor, Tensor | None]]]:
-        """So many rows at a time, and what the ensemble takes for them."""
-        for start in range(0, len(values), size):
-            rows = slice(start, start + size)
-            chunk = torch.tensor(values[rows], dtype=torch.float64)
-            yield rows, (chunk, None if errors is None else torch.tensor(errors[rows]))
+    def _distribution(self, values: Array, errors: Array | None, rows: slice, nodes: int) -> Predictive:
+        with torch.no_grad():
+            distribution: Predictive = self.ensemble_(*inputs_of(values, errors, rows), nodes)
+        return distribution
 
     def _by_chunk(
         self,
         X: ArrayLike,
         input_std: ArrayLike | None,
         nodes: int,
-        summary: Callable[[Predictive], tuple[ArrayLike, ...]],
+        summary: Callable[[Predictive], tuple[Any, ...]],
     ) -> tuple[Array, ...]:
         """A summary of every row's distribution, a chunk of rows at a time: memory for the result and no more."""
-        summaries = [summary(p) for _, p in self.distributions(X, input_std, nodes=nodes)]
-        return tuple(np.concatenate(parts) for parts in zip(*summaries, strict=True))
+        values, errors = self._checked(X, input_std)
+        spans = spans_of(len(values), _ROWS_AT_ONCE if errors is None else ROWS_AT_ONCE)
+        tasks = [lambda rows=rows: summary(self._distribution(values, errors, rows, nodes)) for rows in spans]
+        threads = job_count(self.n_jobs) if len(tasks) > 1 else 1
+        with one_thread_each():
+            return tuple(np.concatenate(parts) for parts in zip(*run_all(tasks, threads), strict=True))
 
 
 @parts_of.register

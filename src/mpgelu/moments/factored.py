@@ -13,7 +13,7 @@ from mpgelu.errors import InputError
 from mpgelu.moments.base import Moments, Replacement
 from mpgelu.moments.checks import check_mean, check_spread
 from mpgelu.moments.diagonal import DiagonalMoments
-from mpgelu.native.row_wise import contract, gram
+from mpgelu.moments.products import contract, gram
 
 _TABLE_LIMIT = 2**24  # entries of a product table kept to treat all rows in one matrix product
 

@@ -1,6 +1,7 @@
-"""Fused C loops for float32 on the CPU, compiled on first use; without a compiler everything runs in torch.
+"""Compiled kernels, which run whole perceptrons in one call: built with the package, and loaded from its folder.
 
-The environment variable ``MPGELU_NATIVE=0`` turns them off.
+Without them, where the package was installed without a C compiler, everything runs in torch. Setting the environment
+variable ``MPGELU_NATIVE=0`` before the first use has the same effect.
 """
 
 from __future__ import annotations
@@ -9,37 +10,41 @@ import contextlib
 import ctypes
 import logging
 import os
-import platform
 import shlex
 import shutil
-import subprocess
-import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from functools import cache
-from hashlib import sha256
-from importlib.resources import files
 from pathlib import Path
 
-import pooch
 import torch
 from torch import Tensor
 
-# Not -ffast-math: it takes NaN for impossible, and linking with it makes gcc flush denormals in the whole process.
-_FLAGS = (
-    *("-std=c11", "-O3", "-march=native", "-fopenmp-simd", "-ffp-contract=fast"),
-    *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fPIC", "-shared"),
-)
-_SOURCES = ("kernels.c", "perceptron.c", "full.c", "factored.c")  # compiled as one
+_FOLDER = Path(__file__).parent
+_FILE = "_kernels.abi3.so"
 _log = logging.getLogger("mpgelu")
 
-Size = int | ctypes.Array[ctypes.c_int64]
+Integers = ctypes.Array[ctypes.c_int64]
+Size = int | Integers
 
 _switched_off = False
+_warned = False
+
+
+class SlowWarning(UserWarning):
+    """Training runs in torch because there are no compiled kernels, and takes about twice as long."""
 
 
 def available() -> bool:
-    """Whether the kernels can be used: compiled, or found in the cache, on the first call."""
+    """Whether the kernels can be used."""
     return not _switched_off and _library() is not None
+
+
+def status() -> str:
+    """The instruction set that the kernels use, or why there are none, in words."""
+    if _switched_off or os.environ.get("MPGELU_NATIVE") == "0":
+        return "switched off"
+    return _missing() or f"compiled, {variant()}"
 
 
 @contextlib.contextmanager
@@ -51,6 +56,68 @@ def disabled() -> Iterator[None]:
         yield
     finally:
         _switched_off = before
+
+
+def warn_if_missing() -> None:
+    """Warn once in a process that kernels which would have been used are missing; not if they were switched off."""
+    global _warned
+    if not _warned and not _switched_off and os.environ.get("MPGELU_NATIVE") != "0" and (reason := _missing()):
+        _warned = True
+        message = f"fit: no compiled kernels ({reason}); small networks train at about half the speed"
+        warnings.warn(message, SlowWarning, stacklevel=3)
+
+
+@cache
+def variant() -> str:
+    """The compiled variant that this processor can run: ``"avx512"``, ``"avx2"`` or ``"baseline"``."""
+    function = _loaded().kernels_variant
+    function.restype = ctypes.c_char_p
+    name: bytes = function()
+    return name.decode()
+
+
+@cache
+def number_of(nonlinearity: str) -> int:
+    """The number by which the kernels know a nonlinearity."""
+    function = _loaded().kernels_nonlinearity
+    function.restype = ctypes.c_int64
+    number: int = function(nonlinearity.encode())
+    if number < 0:
+        raise RuntimeError(f"number_of: the kernels have no nonlinearity {nonlinearity!r}")
+    return number
+
+
+def size_of(name: str, rows: int, widths: Integers) -> int:
+    """How many floats a kernel needs.
+
+    Args:
+        name: ``"<kernel>_workspace"`` or ``"<kernel>_kept"``.
+        rows: Of a batch.
+        widths: Features before the first layer and after each.
+    """
+    function = getattr(_loaded(), f"{name}_{variant()}")
+    function.restype = ctypes.c_int64
+    size: int = function(ctypes.c_int64(rows), ctypes.c_int64(len(widths) - 1), widths)
+    return size
+
+
+def run(name: str, sizes: Sequence[Size], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+    """Call a kernel, whose arguments are sizes, inputs and outputs in this order.
+
+    Args:
+        name: A function of ``kernels.h``, without its variant.
+        sizes: Its leading integers, or arrays of them.
+        inputs: Contiguous float32 tensors on the CPU.
+        outputs: The same, which are overwritten.
+    """
+    tensors = [*inputs, *outputs]
+    for tensor in tensors:
+        if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
+            raise TypeError(f"run: the kernel {name} takes contiguous float32 on the CPU, got {tensor.type()}")
+    function = getattr(_loaded(), f"{name}_{variant()}")
+    function.restype = None
+    numbers = (ctypes.c_int64(size) if isinstance(size, int) else size for size in sizes)
+    function(*numbers, *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors))
 
 
 @cache
@@ -77,74 +144,31 @@ def keep_freed_memory() -> None:
         glibc.mallopt(mmap_threshold, 2**25)
 
 
-def run(name: str, sizes: Sequence[Size], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-    """Call one function of ``kernels.c``, whose arguments are sizes, inputs and outputs in this order.
-
-    Args:
-        name: the function.
-        sizes: its leading integers, or arrays of them.
-        inputs: float32 tensors on the CPU.
-        outputs: contiguous float32 tensors on the CPU, which are overwritten.
-    """
+def _loaded() -> ctypes.CDLL:
     library = _library()
     if library is None:
-        raise RuntimeError(f"run: the kernel {name} was called although there are no native kernels here")
-    inputs = [tensor.contiguous() for tensor in inputs]
-    tensors = [*inputs, *outputs]
-    for tensor in tensors:
-        if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
-            raise TypeError(f"run: the kernel {name} takes contiguous float32 on the CPU, got {tensor.type()}")
-    function = getattr(library, name)
-    function.restype = None
-    numbers = (ctypes.c_int64(size) if isinstance(size, int) else size for size in sizes)
-    function(*numbers, *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors))
+        raise RuntimeError(f"run: a kernel was called although there are none here: {status()}")
+    return library
 
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    if os.environ.get("MPGELU_NATIVE") == "0":
+    if os.environ.get("MPGELU_NATIVE") == "0" or _missing():
         return None
-    try:
-        return ctypes.CDLL(str(_build()))
-    except subprocess.CalledProcessError as error:
-        reason = f"{shlex.join(error.cmd[:1])} failed: {error.stderr.strip()[:500]}"
-    except OSError as error:
-        reason = str(error)
-    _log.info("No native kernels, which makes small networks slower: %s", reason)
-    return None
+    return ctypes.CDLL(str(_FOLDER / _FILE))
 
 
-def _build() -> Path:
-    """Path of the compiled kernels in the user's cache, made there if missing."""
-    compiler = _compiler()
-    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    source = "".join(files(__name__).joinpath(name).read_text(encoding="utf-8") for name in _SOURCES)
-    key = sha256("\0".join([source, *_FLAGS, *compiler, version, platform.machine(), _processor()]).encode())
-    library = Path(pooch.os_cache("mpgelu")) / f"kernels-{key.hexdigest()[:20]}.so"
+@cache
+def _missing() -> str:
+    """Why the kernels cannot be used; empty if they can."""
+    library = _FOLDER / _FILE
     if not library.exists():
-        library.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=library.parent) as folder:  # several processes may build at once
-            target = Path(folder) / library.name
-            command = [*compiler, *_FLAGS, "-x", "c", "-", "-o", str(target), "-lm"]
-            subprocess.run(command, input=source, capture_output=True, text=True, check=True)
-            target.replace(library)
-    return library
-
-
-def _compiler() -> list[str]:
-    """The C compiler: ``$CC`` or the first one found."""
-    if chosen := shlex.split(os.environ.get("CC", "")):
-        return chosen
-    for name in ("cc", "gcc", "clang"):
-        if path := shutil.which(name):
-            return [path]
-    raise FileNotFoundError("there is no C compiler (cc, gcc, clang or $CC)")
-
-
-def _processor() -> str:
-    """What the compiler's ``-march=native`` depends on: a shared home folder may serve different machines."""
+        return "the package was installed without a C compiler; install one, then mpgelu again"
+    sources = [*_FOLDER.glob("*.[ch]")]  # in a working copy only: a wheel holds what was made of them
+    if any(source.stat().st_mtime > library.stat().st_mtime for source in sources):
+        return "they are older than their source; run make kernels"
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        return f"they cannot be loaded: {error}"
+    return ""

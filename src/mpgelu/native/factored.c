@@ -1,34 +1,12 @@
-/* MP-GELU networks with exact covariance, forward and back, for training; perceptron_exact is faster for few rows.
+/* MP-GELU networks with exact covariance.
  *
  * All randomness comes from independent sources: the masked inputs of the first linear map, and what the masks before
  * each later one add. The covariance before a linear map is F diag(d) F^T + diag(r): d the variances of all sources so
  * far, r those of the new ones, which this map makes into sources. Eight rows are treated at once, a vector holding the
- * same entry of eight rows; as in full.c the backward pass repeats the forward one.
+ * same entry of eight rows; the backward pass repeats the forward one, which costs
+ * less than fetching it from memory.
  */
-
-/* C (m x n) += A (m x k) B^T (n x k), all three of vectors: summed in registers, as in TILE. */
-#define DOT_TILE(name, ROWS, COLUMNS)                                                                                  \
-    INLINE void name(int64_t n, int64_t k, const vector *restrict a, const vector *restrict b, vector *restrict c) {   \
-        vector sum[ROWS * COLUMNS];                                                                                    \
-        _Pragma("GCC unroll 16") for (int t = 0; t < ROWS * COLUMNS; t++) sum[t] = c[t / COLUMNS * n + t % COLUMNS];    \
-        for (int64_t p = 0; p < k; p++)                                                                                \
-            _Pragma("GCC unroll 16") for (int t = 0; t < ROWS * COLUMNS; t++)                                          \
-                sum[t] += a[t / COLUMNS * k + p] * b[t % COLUMNS * k + p];                                             \
-        _Pragma("GCC unroll 16") for (int t = 0; t < ROWS * COLUMNS; t++) c[t / COLUMNS * n + t % COLUMNS] = sum[t];    \
-    }
-
-DOT_TILE(dot_tile_5x2, 5, 2)
-DOT_TILE(dot_tile_1x2, 1, 2)
-DOT_TILE(dot_tile_1x1, 1, 1)
-
-static void multiply_add_dots(int64_t m, int64_t n, int64_t k, const vector *a, const vector *b, vector *c) {
-    int64_t j = 0, i;
-    for (; j + 2 <= n; j += 2) {
-        for (i = 0; i + 5 <= m; i += 5) dot_tile_5x2(n, k, a + i * k, b + j * k, c + i * n + j);
-        for (; i < m; i++) dot_tile_1x2(n, k, a + i * k, b + j * k, c + i * n + j);
-    }
-    for (i = 0; j < n && i < m; i++) dot_tile_1x1(n, k, a + i * k, b + j * k, c + i * n + j);
-}
+#include "products.h"
 
 /* One linear map: what goes in, after its mask, and what comes out. */
 struct factored {
@@ -43,43 +21,53 @@ struct factored {
 
 struct factored_room {
     struct factored *maps;
+    int64_t sources;
     vector *variances, *by_variances; /* of all sources; those of map l start at its `sources` */
     vector *by_mean, *by_variance;    /* gradients by what comes out of a map; of its covariance, for the last */
     vector *by_factor, *by_factor_after;
+    vector *sums;                     /* gradients of the parameters, for each lane */
+    vector *grad;                     /* symmetric gradient by the covariance of the outputs */
 };
 
-static vector *take_vectors(float **workspace, int64_t count) { return (vector *)take(workspace, count * LANES); }
-
-static struct factored_room arrange_factored(int64_t layers, const int64_t *widths, struct factored *maps,
-                                             float *workspace) {
+static int64_t arrange_factored(int64_t layers, const int64_t *widths, struct factored *maps, float *workspace,
+                                struct factored_room *room) {
     int64_t sources = 0, widest = 0, largest = 0, outputs = widths[layers];
+    struct room space = {workspace, 0};
     for (int64_t l = 0; l < layers; l++) {
-        int64_t before = widths[l], after = widths[l + 1], wider = before > after ? before : after;
-        maps[l] = (struct factored){
-            .before = before,
-            .after = after,
-            .sources = sources,
-            .mean = take_vectors(&workspace, before),
-            .scale = take_vectors(&workspace, before),
-            .factor = take_vectors(&workspace, before * sources),
-            .mean_after = take_vectors(&workspace, after),
-            .variance = take_vectors(&workspace, after),
-            .factor_after = take_vectors(&workspace, after * sources),
-        };
-        widest = wider > widest ? wider : widest;
-        largest = wider * sources > largest ? wider * sources : largest;
+        int64_t before = widths[l], after = widths[l + 1], wider = larger(before, after);
+        maps[l].before = before, maps[l].after = after, maps[l].sources = sources;
+        maps[l].mean = take_vectors(&space, before);
+        maps[l].scale = take_vectors(&space, before);
+        maps[l].factor = take_vectors(&space, before * sources);
+        maps[l].mean_after = take_vectors(&space, after);
+        maps[l].variance = take_vectors(&space, after);
+        maps[l].factor_after = take_vectors(&space, after * sources);
+        widest = larger(widest, wider);
+        largest = larger(largest, wider * sources);
         sources += before;
     }
-    int64_t covariance = outputs * outputs > widest ? outputs * outputs : widest;
-    return (struct factored_room){
-        maps,
-        take_vectors(&workspace, sources),
-        take_vectors(&workspace, sources),
-        take_vectors(&workspace, widest),
-        take_vectors(&workspace, covariance),
-        take_vectors(&workspace, largest),
-        take_vectors(&workspace, largest),
-    };
+    room->maps = maps, room->sources = sources;
+    room->variances = take_vectors(&space, sources);
+    room->by_variances = take_vectors(&space, sources);
+    room->by_mean = take_vectors(&space, widest);
+    room->by_variance = take_vectors(&space, larger(widest, outputs * outputs));
+    room->by_factor = take_vectors(&space, largest);
+    room->by_factor_after = take_vectors(&space, largest);
+    room->sums = take_vectors(&space, parameter_count(layers, widths));
+    room->grad = take_vectors(&space, outputs * outputs);
+    return space.used;
+}
+
+int64_t KERNEL(factored_workspace)(int64_t rows, int64_t layers, const int64_t *widths) {
+    (void)rows;
+    struct factored maps[layers];
+    struct factored_room room;
+    return arrange_factored(layers, widths, maps, NULL, &room);
+}
+
+int64_t KERNEL(factored_kept)(int64_t rows, int64_t layers, const int64_t *widths) {
+    (void)rows, (void)layers, (void)widths;
+    return 0;
 }
 
 /* W m + b, W F, and the variances but for the last map */
@@ -99,8 +87,7 @@ static void apply_factored(const struct factored *map, int last, const vector *v
     }
 }
 
-/* MP-GELU and the next map's mask: k = Phi(m / s), the mean times g k, the factors times g k, and new sources of
- * variance (v + m^2) (g^2 k (1 - k) + n k). */
+/* MP-GELU and the next map's mask: both scale the factors and add new sources. */
 static void activate_factored(const struct factored *map, const struct factored *next, vector *variances) {
     int64_t n = next->before, sources = map->sources, before = map->before;
     const float *mean = (const float *)map->mean_after, *variance = (const float *)map->variance;
@@ -108,12 +95,8 @@ static void activate_factored(const struct factored *map, const struct factored 
     float gain = next->gain, noise = next->noise;
 #pragma omp simd
     for (int64_t i = 0; i < n * LANES; i++) {
-        float m = mean[i], v = variance[i];
-        struct normal p = standard_normal(standardised(m, v));
-        float share = gain * gain * p.above + noise;
-        scale[i] = gain * p.below;
-        mean_next[i] = gain * p.below * m;
-        added[i] = share * (p.below * v + (p.below * m) * m);
+        struct gate gate = mpgelu(mean[i], variance[i], gain, noise);
+        scale[i] = gate.scale, mean_next[i] = gate.mean, added[i] = gate.added;
     }
     for (int64_t i = 0; i < n; i++) {
         vector *f = next->factor + i * next->sources;
@@ -123,11 +106,11 @@ static void activate_factored(const struct factored *map, const struct factored 
     }
 }
 
-static void factored_forward(int64_t layers, struct factored_room room, const float *x_mean, const float *x_variance,
+static void factored_rows(int64_t layers, struct factored_room room, const float *x_mean, const float *x_variance,
                              int64_t lanes) {
     struct factored *first = &room.maps[0];
-    load((float *)first->mean, x_mean, first->before, lanes);
-    load((float *)room.variances, x_variance, first->before, lanes);
+    load((float *)first->mean, LANES, x_mean, first->before, lanes);
+    load((float *)room.variances, LANES, x_variance, first->before, lanes);
     mask(first->before * LANES, first->gain, first->noise, (float *)first->mean, (float *)room.variances);
     for (int64_t l = 0; l < layers; l++) {
         if (l) activate_factored(&room.maps[l - 1], &room.maps[l], room.variances);
@@ -159,22 +142,21 @@ static void set_factored(int64_t layers, struct factored *maps, const float *par
     }
 }
 
-/* As perceptron; y_covariance: (models, rows, outputs, outputs). The workspace is what `arrange_factored` takes. */
-void perceptron_factored(int64_t models, int64_t rows, int64_t layers, const int64_t *widths, const float *x_mean,
-                         const float *x_variance, const float *gains, const float *noises, const float *parameters,
-                         float *y_mean, float *y_covariance, float *workspace) {
+FORWARD(factored_forward) {
+    (void)nonlinearity, (void)keep, (void)kept;
     int64_t inputs = widths[0], outputs = widths[layers], size = parameter_count(layers, widths);
     struct factored maps[layers];
-    struct factored_room room = arrange_factored(layers, widths, maps, workspace);
+    struct factored_room room;
+    arrange_factored(layers, widths, maps, workspace, &room);
     const struct factored *last = &maps[layers - 1];
     for (int64_t model = 0; model < models; model++) {
         set_factored(layers, maps, parameters + model * size, gains + model * layers, noises + model * layers);
         for (int64_t start = 0; start < rows; start += LANES) {
             int64_t lanes = rows - start < LANES ? rows - start : LANES, row = model * rows + start;
-            factored_forward(layers, room, x_mean + row * inputs, x_variance + row * inputs, lanes);
+            factored_rows(layers, room, x_mean + row * inputs, x_variance + row * inputs, lanes);
             factored_covariance(last, room.variances, room.by_variance);
-            store((float *)last->mean_after, y_mean + row * outputs, outputs, lanes);
-            store((float *)room.by_variance, y_covariance + row * outputs * outputs, outputs * outputs, lanes);
+            store((float *)last->mean_after, LANES, y_mean + row * outputs, outputs, lanes);
+            store((float *)room.by_variance, LANES, y_spread + row * outputs * outputs, outputs * outputs, lanes);
         }
     }
 }
@@ -236,8 +218,8 @@ static void backward_factored(const struct factored *map, int first, struct fact
     multiply(before, 1, after, map->weight, 1, before, (const float *)map->mean_after, (float *)room.by_mean);
 }
 
-/* Back through a mask and MP-GELU to what came out of the map before; `by` are the gradients of that map's weights.
- * What multiplies dk is gathered with the density in it, as in mpgelu_mask_backward. */
+/* Back through a mask and MP-GELU to what came out of the map before; `by` are the gradients of that map's
+ * weights. */
 static void backward_activation(const struct factored *map, const struct factored *next, struct factored_room room,
                                 vector *by) {
     int64_t n = next->before, sources = map->sources, before = map->before;
@@ -260,55 +242,39 @@ static void backward_activation(const struct factored *map, const struct factore
     float gain = next->gain, noise = next->noise;
 #pragma omp simd
     for (int64_t i = 0; i < n * LANES; i++) {
-        float m = mean[i], v = variance[i], s = standard_deviation(v), a = standardised(m, v);
-        struct normal p = standard_normal(a);
-        float slope = p.density * m, g = gain * by_mean[i];
-        float share = gain * gain * p.below * p.above + noise * p.below;
-        float by_keep = slope * g + p.density * gain * by_scale[i] +
-                        (gain * gain * (p.above - p.below) + noise) * (p.density * v + slope * m) * by_added[i];
-        by_mean[i] = by_keep / s + p.below * g + 2 * share * m * by_added[i];
-        by_variance[i] = -0.5f * is_positive(v) * (by_keep / s) * (a / s) + share * by_added[i];
+        struct slopes by = mpgelu_backward(mean[i], variance[i], gain, noise, by_scale[i], by_mean[i], by_added[i]);
+        by_mean[i] = by.mean, by_variance[i] = by.variance;
     }
 }
 
-/* The workspace has room for eight gradients of each parameter beside what the forward pass needs. */
-void perceptron_factored_backward(int64_t models, int64_t rows, int64_t layers, const int64_t *widths,
-                                  const float *x_mean, const float *x_variance, const float *gains,
-                                  const float *noises, const float *parameters, const float *grad_mean,
-                                  const float *grad_covariance, float *by_parameters, float *workspace) {
-    int64_t inputs = widths[0], outputs = widths[layers], size = parameter_count(layers, widths), sources = 0;
-    for (int64_t l = 0; l < layers; l++) sources += widths[l];
+BACKWARD(factored_backward) {
+    (void)nonlinearity, (void)kept;
+    int64_t inputs = widths[0], outputs = widths[layers], size = parameter_count(layers, widths);
     struct factored maps[layers];
-    vector *sums = take_vectors(&workspace, size), *grad = take_vectors(&workspace, 2 * outputs * outputs);
-    vector *transposed = grad + outputs * outputs;
-    struct factored_room room = arrange_factored(layers, widths, maps, workspace);
+    struct factored_room room;
+    arrange_factored(layers, widths, maps, workspace, &room);
     for (int64_t model = 0; model < models; model++) {
         set_factored(layers, maps, parameters + model * size, gains + model * layers, noises + model * layers);
-        memset(sums, 0, sizeof(vector) * size);
+        memset(room.sums, 0, sizeof(vector) * size);
         for (int64_t start = 0; start < rows; start += LANES) {
             int64_t lanes = rows - start < LANES ? rows - start : LANES, row = model * rows + start;
-            factored_forward(layers, room, x_mean + row * inputs, x_variance + row * inputs, lanes);
-            memset(room.by_variances, 0, sizeof(vector) * sources);
-            load_gradient((float *)room.by_mean, grad_mean + row * outputs, outputs, lanes);
-            load_gradient((float *)grad, grad_covariance + row * outputs * outputs, outputs * outputs, lanes);
-            transpose_tiles(outputs, outputs, (const float *)grad, (float *)transposed);
-            for (int64_t i = 0; i < outputs * outputs; i++) grad[i] = 0.5f * (grad[i] + transposed[i]);
-            vector *by = sums + size;
+            factored_rows(layers, room, x_mean + row * inputs, x_variance + row * inputs, lanes);
+            memset(room.by_variances, 0, sizeof(vector) * room.sources);
+            load_gradient((float *)room.by_mean, LANES, grad_mean + row * outputs, outputs, lanes);
+            load_gradient((float *)room.grad, LANES, grad_spread + row * outputs * outputs, outputs * outputs, lanes);
+            symmetrise(outputs, room.grad);
+            vector *by = room.sums + size;
             for (int64_t l = layers - 1; l >= 0; l--) {
                 const struct factored *map = &maps[l];
                 by -= (map->before + 1) * map->after;
                 if (l + 1 == layers)
-                    backward_covariance(map, grad, room, by);
+                    backward_covariance(map, room.grad, room, by);
                 else
                     backward_variance(map, room, by);
                 backward_factored(map, l == 0, room, by);
                 if (l) backward_activation(map - 1, map, room, by - (map[-1].before + 1) * map[-1].after);
             }
         }
-        for (int64_t i = 0; i < size; i++) {
-            float sum = 0;
-            for (int l = 0; l < LANES; l++) sum += sums[i][l];
-            by_parameters[model * size + i] = sum;
-        }
+        for (int64_t i = 0; i < size; i++) by_parameters[model * size + i] = sum_of_lanes(room.sums[i]);
     }
 }

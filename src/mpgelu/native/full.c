@@ -1,19 +1,21 @@
-/* ReLU networks with full covariance matrices, forward and back.
+/* ReLU networks with full covariance matrices.
  *
  * Eight rows are treated at once, a vector holding the same entry of eight rows, from the input to the output: what is
  * between stays in the cache, and a product of a weight matrix with covariances is one with `n * LANES` columns. The
  * backward pass keeps nothing from the forward one but repeats it, which costs less than fetching it from memory.
  */
+#include "products.h"
+#include "relu_pairs.h"
 
 /* C (m x n) += A (m x k) B (k x n), all three of vectors: summed in registers, as in TILE. */
 #define VECTOR_TILE(name, ROWS, COLUMNS)                                                                               \
     INLINE void name(int64_t n, int64_t k, const vector *restrict a, const vector *restrict b, vector *restrict c) {   \
         vector sum[ROWS * COLUMNS];                                                                                    \
-        _Pragma("GCC unroll 16") for (int t = 0; t < ROWS * COLUMNS; t++) sum[t] = c[t / COLUMNS * n + t % COLUMNS];    \
+        UNROLL for (int t = 0; t < ROWS * COLUMNS; t++) sum[t] = c[t / COLUMNS * n + t % COLUMNS];    \
         for (int64_t p = 0; p < k; p++)                                                                                \
-            _Pragma("GCC unroll 16") for (int t = 0; t < ROWS * COLUMNS; t++)                                          \
+            UNROLL for (int t = 0; t < ROWS * COLUMNS; t++)                                          \
                 sum[t] += a[t / COLUMNS * k + p] * b[p * n + t % COLUMNS];                                             \
-        _Pragma("GCC unroll 16") for (int t = 0; t < ROWS * COLUMNS; t++) c[t / COLUMNS * n + t % COLUMNS] = sum[t];    \
+        UNROLL for (int t = 0; t < ROWS * COLUMNS; t++) c[t / COLUMNS * n + t % COLUMNS] = sum[t];    \
     }
 
 VECTOR_TILE(vector_tile_5x2, 5, 2)
@@ -32,14 +34,7 @@ static void multiply_add_lanes(int64_t m, int64_t n, int64_t k, const float *a_s
     for (i = 0; j < n && i < m; i++) vector_tile_1x1(n, k, a + i * k, b + j, c + i * n + j);
 }
 
-/* C = W B or, with the strides exchanged, W^T B: a weight matrix times a matrix of tiles. */
-INLINE void multiply(int64_t m, int64_t n, int64_t k, const float *w, int64_t w_row, int64_t w_column, const float *b,
-                     float *c) {
-    memset(c, 0, sizeof(float) * m * n * LANES);
-    multiply_add(m, n * LANES, k, w, w_row, w_column, b, c);
-}
-
-/* The same where C is symmetric: the upper triangle is computed, and mirrored. */
+/* C = W B or, with the strides exchanged, W^T B, where C is symmetric: the upper triangle is computed, and mirrored. */
 static void multiply_symmetric(int64_t n, int64_t k, const float *w, int64_t w_row, int64_t w_column, const float *b,
                                float *c) {
     int64_t width = n * LANES;
@@ -58,10 +53,6 @@ static void transpose_tiles(int64_t m, int64_t n, const float *from, float *to) 
             *(vector *)(to + (j * m + i) * LANES) = *(const vector *)(from + (i * n + j) * LANES);
 }
 
-static tile_rule *const forward_rules[] = {[RELU_DVI] = relu_tile_dvi, [RELU_EXACT] = relu_tile_exact};
-static tile_rule *const backward_rules[] = {[RELU_DVI] = relu_tile_dvi_backward,
-                                            [RELU_EXACT] = relu_tile_exact_backward};
-
 /* What goes into a linear map, after its mask, and what comes out, for eight rows. Inputs of the network are
  * independent: the first covariance is a line of variances. */
 struct linear {
@@ -71,32 +62,139 @@ struct linear {
     float *mean, *covariance, *mean_after, *covariance_after;
 };
 
-/* Room for eight rows of one network. Inputs may be many: nothing is of the size of their square. */
-struct room {
-    struct linear *linears;
-    struct workspace w;
-    float *product, *transposed;
+/* Room for eight rows of one network. Inputs may be many: nothing is of the size of their square. The first ten arrays
+ * are (widest, LANES), `grad` is (widest, widest, LANES); `covariance` and `mean` are set by whoever uses them. */
+struct full_room {
+    float *ratio, *stddev, *density, *below, *variance, *by_mean, *by_stddev, *grad_mean, *grad_variance, *grad;
+    float *mean, *covariance;
+    float *product, *transposed, *sums;
 };
 
-static struct room arrange(int64_t layers, const int64_t *widths, struct linear *linears, float *workspace) {
+static int64_t arrange_full(int64_t layers, const int64_t *widths, struct linear *linears, float *workspace,
+                            struct full_room *w) {
     int64_t widest = 0, largest = 0;
+    struct room space = {workspace, 0};
     for (int64_t l = 0; l < layers; l++) {
         int64_t before = widths[l], after = widths[l + 1];
-        widest = after > widest ? after : widest;
-        largest = before * after > largest ? before * after : largest;
-        linears[l] = (struct linear){
-            .before = before,
-            .after = after,
-            .mean = take(&workspace, before * LANES),
-            .covariance = take(&workspace, (l == 0 ? 1 : before) * before * LANES),
-            .mean_after = take(&workspace, after * LANES),
-            .covariance_after = take(&workspace, after * after * LANES),
-        };
+        widest = larger(widest, after);
+        largest = larger(largest, before * after);
+        linears[l].before = before, linears[l].after = after;
+        linears[l].mean = take(&space, before * LANES);
+        linears[l].covariance = take(&space, (l == 0 ? 1 : before) * before * LANES);
+        linears[l].mean_after = take(&space, after * LANES);
+        linears[l].covariance_after = take(&space, after * after * LANES);
     }
-    largest = widest * widest > largest ? widest * widest : largest;
-    return (struct room){linears, split(take(&workspace, (10 + 2 * widest) * widest * LANES), widest),
-                         take(&workspace, largest * LANES), take(&workspace, largest * LANES)};
+    float **const vectors[] = {&w->ratio,   &w->stddev,    &w->density,   &w->below,        &w->variance,
+                               &w->by_mean, &w->by_stddev, &w->grad_mean, &w->grad_variance};
+    for (size_t k = 0; k < sizeof vectors / sizeof *vectors; k++) *vectors[k] = take(&space, widest * LANES);
+    largest = larger(largest, widest * widest);
+    w->grad = take(&space, widest * widest * LANES);
+    w->product = take(&space, largest * LANES);
+    w->transposed = take(&space, largest * LANES);
+    w->sums = take(&space, parameter_count(layers, widths) * LANES);
+    w->mean = w->covariance = NULL;
+    return space.used;
 }
+
+int64_t KERNEL(full_workspace)(int64_t rows, int64_t layers, const int64_t *widths) {
+    (void)rows;
+    struct linear linears[layers];
+    struct full_room room;
+    return arrange_full(layers, widths, linears, NULL, &room);
+}
+
+int64_t KERNEL(full_kept)(int64_t rows, int64_t layers, const int64_t *widths) {
+    (void)rows, (void)layers, (void)widths;
+    return 0;
+}
+
+typedef struct pair pair_rule(struct unit, struct unit, float);
+
+INLINE struct unit unit_at(struct full_room w, int64_t k) {
+    return (struct unit){w.ratio[k], w.density[k], w.below[k]};
+}
+
+INLINE void copy_diagonal(float *restrict to, int64_t to_step, const float *restrict from, int64_t from_step,
+                          int64_t n) {
+    for (int64_t i = 0; i < n; i++) memcpy(to + i * to_step * LANES, from + i * from_step * LANES, LANES * 4);
+}
+
+/* c_ij = s_i s_j f(a_i, a_j, C_ij / (s_i s_j)), in place of w.mean and w.covariance */
+INLINE void relu_tile(int64_t n, struct full_room w, pair_rule *rule) {
+    copy_diagonal(w.variance, 1, w.covariance, n + 1, n);
+#pragma omp simd
+    for (int64_t k = 0; k < n * LANES; k++) {
+        struct marginal x = rectify(w.mean[k], w.variance[k]);
+        w.ratio[k] = x.ratio, w.stddev[k] = x.stddev, w.density[k] = x.density, w.below[k] = x.below;
+        w.mean[k] = rectified_mean(x, w.mean[k], w.variance[k]);
+        w.variance[k] *= x.variance;
+    }
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = i + 1; j < n; j++) {
+            float *upper = w.covariance + (i * n + j) * LANES, *lower = w.covariance + (j * n + i) * LANES;
+#pragma omp simd
+            for (int64_t l = 0; l < LANES; l++) {
+                int64_t one = i * LANES + l, two = j * LANES + l;
+                float scale = w.stddev[one] * w.stddev[two], correlation = clamp(upper[l] / scale, 1);
+                upper[l] = lower[l] = scale * rule(unit_at(w, one), unit_at(w, two), correlation).value;
+            }
+        }
+    copy_diagonal(w.covariance, n + 1, w.variance, 1, n);
+}
+
+/* With c = s1 s2 f: dc/dC = f_r, dc/ds1 = s2 (f - r f_r), dc/dm1 = s2 f_1; a correlation that was clamped is constant.
+ * A pair's gradient is shared evenly by C_ij and C_ji. From w.grad_mean and w.grad, in place of w.mean and
+ * w.covariance. */
+INLINE void relu_tile_backward(int64_t n, struct full_room w, pair_rule *rule) {
+    copy_diagonal(w.variance, 1, w.covariance, n + 1, n);
+#pragma omp simd
+    for (int64_t k = 0; k < n * LANES; k++) {
+        struct marginal x = rectify(w.mean[k], w.variance[k]);
+        w.ratio[k] = x.ratio, w.stddev[k] = x.stddev, w.density[k] = x.density, w.below[k] = x.below;
+        w.by_mean[k] = w.by_stddev[k] = 0;
+    }
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = i + 1; j < n; j++) {
+            int64_t above = (i * n + j) * LANES, beneath = (j * n + i) * LANES;
+#pragma omp simd
+            for (int64_t l = 0; l < LANES; l++) {
+                int64_t one = i * LANES + l, two = j * LANES + l;
+                float s1 = w.stddev[one], s2 = w.stddev[two], g = w.grad[above + l] + w.grad[beneath + l];
+                float correlation = w.covariance[above + l] / (s1 * s2), r = clamp(correlation, 1);
+                struct pair f = rule(unit_at(w, one), unit_at(w, two), r);
+                float by_correlation = correlation == r ? f.by_correlation : 0;
+                float by_scale = g * (f.value - r * by_correlation);
+                w.covariance[above + l] = w.covariance[beneath + l] = 0.5f * g * by_correlation;
+                w.by_mean[one] += g * s2 * f.by_first;
+                w.by_mean[two] += g * s1 * f.by_second;
+                w.by_stddev[one] += s2 * by_scale;
+                w.by_stddev[two] += s1 * by_scale;
+            }
+        }
+    copy_diagonal(w.grad_variance, 1, w.grad, n + 1, n);
+#pragma omp simd
+    for (int64_t k = 0; k < n * LANES; k++) {
+        float m = w.mean[k], v = w.variance[k];
+        struct marginal x = rectify(m, v);
+        float pairs = fabsf(x.ratio) < LARGEST_RATIO ? w.by_mean[k] : 0;
+        w.mean[k] = x.below * w.grad_mean[k] + v / x.stddev * x.slope * w.grad_variance[k] + pairs;
+        w.variance[k] = x.variance * w.grad_variance[k] +
+                        0.5f * is_positive(v) *
+                            ((x.density * w.grad_mean[k] + w.by_stddev[k] - x.ratio * pairs) / x.stddev -
+                             x.ratio * x.slope * w.grad_variance[k]);
+    }
+    copy_diagonal(w.covariance, n + 1, w.variance, 1, n);
+}
+
+typedef void tile_rule(int64_t n, struct full_room w);
+
+static void relu_dvi(int64_t n, struct full_room w) { relu_tile(n, w, dvi); }
+static void relu_exact(int64_t n, struct full_room w) { relu_tile(n, w, exact); }
+static void relu_dvi_backward(int64_t n, struct full_room w) { relu_tile_backward(n, w, dvi); }
+static void relu_exact_backward(int64_t n, struct full_room w) { relu_tile_backward(n, w, exact); }
+
+static tile_rule *const forward_rules[] = {[RELU_DVI] = relu_dvi, [RELU_EXACT] = relu_exact};
+static tile_rule *const backward_rules[] = {[RELU_DVI] = relu_dvi_backward, [RELU_EXACT] = relu_exact_backward};
 
 static void set_parameters(int64_t layers, struct linear *linears, const float *parameters, const float *gains,
                            const float *noises) {
@@ -109,7 +207,7 @@ static void set_parameters(int64_t layers, struct linear *linears, const float *
 }
 
 /* W m + b and W C W^T */
-static void apply(const struct linear *linear, int first, struct room room) {
+static void apply(const struct linear *linear, int first, struct full_room room) {
     int64_t before = linear->before, after = linear->after;
     for (int64_t o = 0; o < after; o++)
         for (int l = 0; l < LANES; l++) linear->mean_after[o * LANES + l] = linear->bias[o];
@@ -127,17 +225,17 @@ static void apply(const struct linear *linear, int first, struct room room) {
 }
 
 /* The inputs of eight rows are in the first layer's mean and covariance; fills in everything after them. */
-static void forward_tile(int64_t layers, int64_t nonlinearity, struct room room) {
-    struct linear *first = &room.linears[0];
+static void forward_tile(int64_t layers, int64_t nonlinearity, struct linear *linears, struct full_room room) {
+    struct linear *first = &linears[0];
     mask(first->before * LANES, first->gain, first->noise, first->mean, first->covariance);
     for (int64_t l = 0;; l++) {
-        struct linear *linear = &room.linears[l], *next = linear + 1;
+        struct linear *linear = &linears[l], *next = linear + 1;
         apply(linear, l == 0, room);
         if (l + 1 == layers) return;
         int64_t n = linear->after;
         memcpy(next->mean, linear->mean_after, sizeof(float) * n * LANES);
         memcpy(next->covariance, linear->covariance_after, sizeof(float) * n * n * LANES);
-        struct workspace w = room.w;
+        struct full_room w = room;
         w.mean = next->mean, w.covariance = next->covariance;
         forward_rules[nonlinearity](n, w);
         for (int64_t i = 0; i < n; i++)
@@ -151,40 +249,33 @@ static void forward_tile(int64_t layers, int64_t nonlinearity, struct room room)
     }
 }
 
-/* As perceptron; y_covariance: (models, rows, outputs, outputs). The workspace is what `arrange` takes. */
-void perceptron_full(int64_t models, int64_t rows, int64_t layers, const int64_t *widths, int64_t nonlinearity,
-                     const float *x_mean, const float *x_variance, const float *gains, const float *noises,
-                     const float *parameters, float *y_mean, float *y_covariance, float *workspace) {
+FORWARD(full_forward) {
+    (void)keep, (void)kept;
     int64_t inputs = widths[0], outputs = widths[layers], size = parameter_count(layers, widths);
     struct linear linears[layers];
-    struct room room = arrange(layers, widths, linears, workspace);
+    struct full_room room;
+    arrange_full(layers, widths, linears, workspace, &room);
+    const struct linear *last = &linears[layers - 1];
     for (int64_t model = 0; model < models; model++) {
         set_parameters(layers, linears, parameters + model * size, gains + model * layers, noises + model * layers);
         for (int64_t start = 0; start < rows; start += LANES) {
             int64_t lanes = rows - start < LANES ? rows - start : LANES, row = model * rows + start;
-            load(linears[0].mean, x_mean + row * inputs, inputs, lanes);
-            load(linears[0].covariance, x_variance + row * inputs, inputs, lanes);
-            forward_tile(layers, nonlinearity, room);
-            store(linears[layers - 1].mean_after, y_mean + row * outputs, outputs, lanes);
-            store(linears[layers - 1].covariance_after, y_covariance + row * outputs * outputs, outputs * outputs,
-                  lanes);
+            load(linears[0].mean, LANES, x_mean + row * inputs, inputs, lanes);
+            load(linears[0].covariance, LANES, x_variance + row * inputs, inputs, lanes);
+            forward_tile(layers, nonlinearity, linears, room);
+            store(last->mean_after, LANES, y_mean + row * outputs, outputs, lanes);
+            store(last->covariance_after, LANES, y_spread + row * outputs * outputs, outputs * outputs, lanes);
         }
     }
-}
-
-static void load_gradient(float *tile, const float *source, int64_t count, int64_t lanes) {
-    load(tile, source, count, lanes);
-    for (int64_t j = 0; j < count; j++)
-        for (int64_t l = lanes; l < LANES; l++) tile[j * LANES + l] = 0;
 }
 
 /* Gradients of one layer's parameters are added to by_weight, a tile for each parameter; those of what went into its
  * linear map replace w.grad_mean and w.grad, unless it is the first.
  *
  * With G symmetric: by W is 2 G W C + g m^T, by C is W^T G W. */
-static void backward_linear(const struct linear *linear, int first, struct room room, float *by_weight) {
+static void backward_linear(const struct linear *linear, int first, struct full_room room, float *by_weight) {
     int64_t before = linear->before, after = linear->after;
-    float *grad_mean = room.w.grad_mean, *grad = room.w.grad, *product = room.product;
+    float *grad_mean = room.grad_mean, *grad = room.grad, *product = room.product;
     multiply(before, after, after, linear->weight, 1, before, grad, room.transposed);
     transpose_tiles(before, after, room.transposed, product); /* G W */
     const vector *g = (const vector *)grad_mean, *m = (const vector *)linear->mean;
@@ -206,34 +297,29 @@ static void backward_linear(const struct linear *linear, int first, struct room 
     multiply_add_lanes(after, before, before, product, linear->covariance, by_weight);
 }
 
-/* The workspace has room for eight gradients of each parameter beside what the forward pass needs. */
-void perceptron_full_backward(int64_t models, int64_t rows, int64_t layers, const int64_t *widths,
-                              int64_t nonlinearity, const float *x_mean, const float *x_variance, const float *gains,
-                              const float *noises, const float *parameters, const float *grad_mean,
-                              const float *grad_covariance, float *by_parameters, float *workspace) {
+BACKWARD(full_backward) {
+    (void)kept;
     int64_t inputs = widths[0], outputs = widths[layers], size = parameter_count(layers, widths);
     struct linear linears[layers];
-    float *sums = take(&workspace, size * LANES);
-    struct room room = arrange(layers, widths, linears, workspace);
-    struct workspace w = room.w;
+    struct full_room w;
+    arrange_full(layers, widths, linears, workspace, &w);
     for (int64_t model = 0; model < models; model++) {
         set_parameters(layers, linears, parameters + model * size, gains + model * layers, noises + model * layers);
-        memset(sums, 0, sizeof(float) * size * LANES);
+        memset(w.sums, 0, sizeof(float) * size * LANES);
         for (int64_t start = 0; start < rows; start += LANES) {
             int64_t lanes = rows - start < LANES ? rows - start : LANES, row = model * rows + start;
-            load(linears[0].mean, x_mean + row * inputs, inputs, lanes);
-            load(linears[0].covariance, x_variance + row * inputs, inputs, lanes);
-            forward_tile(layers, nonlinearity, room);
-            load_gradient(w.grad_mean, grad_mean + row * outputs, outputs, lanes);
-            load_gradient(room.product, grad_covariance + row * outputs * outputs, outputs * outputs, lanes);
-            transpose_tiles(outputs, outputs, room.product, w.grad);
-            for (int64_t i = 0; i < outputs * outputs * LANES; i++) w.grad[i] = 0.5f * (w.grad[i] + room.product[i]);
-            float *end = sums + size * LANES;
+            load(linears[0].mean, LANES, x_mean + row * inputs, inputs, lanes);
+            load(linears[0].covariance, LANES, x_variance + row * inputs, inputs, lanes);
+            forward_tile(layers, nonlinearity, linears, w);
+            load_gradient(w.grad_mean, LANES, grad_mean + row * outputs, outputs, lanes);
+            load_gradient(w.grad, LANES, grad_spread + row * outputs * outputs, outputs * outputs, lanes);
+            symmetrise(outputs, (vector *)w.grad);
+            float *end = w.sums + size * LANES;
             for (int64_t l = layers - 1;; l--) {
                 struct linear *linear = &linears[l], *previous = linear - 1;
                 int64_t n = linear->before;
                 end -= (n + 1) * linear->after * LANES;
-                backward_linear(linear, l == 0, room, end);
+                backward_linear(linear, l == 0, w, end);
                 if (l == 0) break;
                 float gain = linear->gain, noise = linear->noise;
                 for (int64_t i = 0; i < n; i++)
@@ -250,11 +336,7 @@ void perceptron_full_backward(int64_t models, int64_t rows, int64_t layers, cons
                 memcpy(w.grad, w.covariance, sizeof(float) * n * n * LANES);
             }
         }
-        float *by = by_parameters + model * size;
-        for (int64_t i = 0; i < size; i++) {
-            float sum = 0;
-            for (int l = 0; l < LANES; l++) sum += sums[i * LANES + l];
-            by[i] = sum;
-        }
+        const vector *sums = (const vector *)w.sums;
+        for (int64_t i = 0; i < size; i++) by_parameters[model * size + i] = sum_of_lanes(sums[i]);
     }
 }

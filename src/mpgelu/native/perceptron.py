@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from mpgelu.native import Size, run
+from mpgelu.native import Integers, available, number_of, run, size_of
+from mpgelu.native.threads import run_all, spans
 
-_LANES = 8  # as in kernels.c
-_EXACT_ROWS = 16  # as in perceptron.c
+Nonlinearity = Literal["mpgelu", "relu_dvi", "relu_exact"]
 
-Nonlinearity = Literal["mpgelu", "relu_dvi", "relu_exact"]  # in the order of perceptron.c
+_WORTH_A_THREAD = 200_000  # multiplications
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,11 @@ class Perceptrons:
     """Networks of one shape as plain arrays: a mask, a linear map, a nonlinearity, and so on, a linear map last.
 
     Args:
-        weights: of each layer, ``(models, after, before)``.
-        biases: of each layer, ``(models, after)``.
-        gains: mean of each layer's mask, ``(models, layers)``.
-        noises: variance of each layer's mask, ``(models, layers)``.
-        nonlinearity: between the linear maps; for ReLU with the rule of its covariance.
+        weights: Of each layer, ``(models, after, before)``.
+        biases: Of each layer, ``(models, after)``.
+        gains: Mean of each layer's mask, ``(models, layers)``.
+        noises: Variance of each layer's mask, ``(models, layers)``.
+        nonlinearity: Between the linear maps; for ReLU with the rule of its covariance.
     """
 
     weights: Sequence[Tensor]
@@ -43,18 +44,26 @@ class Perceptrons:
         return [self.weights[0].shape[2], *(weight.shape[1] for weight in self.weights)]
 
     @property
-    def sizes(self) -> tuple[Size, ...]:
-        """Layers, widths and nonlinearity, as the kernels take them."""
-        return len(self.weights), _integers(self.widths), get_args(Nonlinearity).index(self.nonlinearity)
-
-    @property
     def parameters(self) -> tuple[Tensor, ...]:
         """All weights, then all biases."""
         return *self.weights, *self.biases
 
-    def need_gradients(self) -> bool:
-        """Whether a result has to be differentiated by a parameter."""
-        return torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters)
+    @property
+    def exact_kernel(self) -> str:
+        """The kernel that computes the covariance of the outputs."""
+        return "factored" if self.nonlinearity == "mpgelu" else "full"
+
+
+def can_take(*tensors: Tensor) -> bool:
+    """Whether the kernels can take these tensors: plain float32 on the CPU, neither traced nor in forward mode."""
+    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+        return False
+    if torch._C._are_functorch_transforms_active():
+        return False
+    return available() and all(
+        type(tensor) in (Tensor, torch.nn.Parameter) and tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+        for tensor in tensors
+    )
 
 
 def propagate(networks: Perceptrons, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,15 +73,11 @@ def propagate(networks: Perceptrons, mean: Tensor, variance: Tensor) -> tuple[Te
     tensors are float32 on the CPU.
 
     Args:
-        networks: of M models.
-        mean: of the inputs, ``(M, rows, n)``.
-        variance: of the inputs, ``(M, rows, n)``.
+        networks: M models.
+        mean: Of the inputs, ``(M, rows, n)``.
+        variance: Of the inputs, ``(M, rows, n)``.
     """
-    if networks.need_gradients():
-        outputs: tuple[Tensor, Tensor] = _Propagate.apply(mean, variance, networks, *networks.parameters)  # type: ignore[no-untyped-call]
-        return outputs
-    mean_after, variance_after, _, _ = _forward(mean, variance, networks, keep=False)
-    return mean_after, variance_after
+    return _outputs("diagonal", networks, mean, variance)
 
 
 def propagate_exactly(networks: Perceptrons, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,17 +86,85 @@ def propagate_exactly(networks: Perceptrons, mean: Tensor, variance: Tensor) -> 
     Gradients flow to weights and biases only, as in :func:`propagate`.
 
     Args:
-        networks: of M models.
-        mean: of the inputs, ``(M, rows, n)``.
-        variance: of the inputs, independent of each other, ``(M, rows, n)``.
+        networks: M models.
+        mean: Of the inputs, ``(M, rows, n)``.
+        variance: Of the inputs, which are independent of each other, ``(M, rows, n)``.
     """
-    if networks.need_gradients():
-        outputs: tuple[Tensor, Tensor] = _PropagateExactly.apply(mean, variance, networks, *networks.parameters)  # type: ignore[no-untyped-call]
+    return _outputs(networks.exact_kernel, networks, mean, variance)
+
+
+def _outputs(kernel: str, networks: Perceptrons, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in networks.parameters):
+        outputs: tuple[Tensor, Tensor] = _Propagate.apply(kernel, networks, mean, variance, *networks.parameters)  # type: ignore[no-untyped-call]
         return outputs
-    if networks.nonlinearity == "mpgelu":
-        sizes, workspace = networks.sizes[:2], _exact_workspace(networks.widths)
-        return _with_covariance("perceptron_exact", sizes, workspace, mean, variance, networks)
-    return _with_covariance(*_with_gradients(networks), mean, variance, networks)
+    call = _Call(kernel, networks, mean, variance)
+    return call.forward(keep=False)[:2]
+
+
+class _Call:
+    """A kernel, and the arrays that its two directions share."""
+
+    def __init__(self, kernel: str, networks: Perceptrons, mean: Tensor, variance: Tensor) -> None:
+        self.kernel, self.models, self.rows = kernel, *mean.shape[:2]
+        self.widths = networks.widths
+        self.integers = _integers(self.widths)
+        self.sizes = (self.rows, len(self.widths) - 1, self.integers, number_of(networks.nonlinearity))
+        given = (mean, variance, networks.gains, networks.noises, _flat(networks))
+        self.inputs = [tensor.detach().contiguous() for tensor in given]
+
+    def forward(self, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and variance or covariance of the outputs, and what the backward pass needs if it is to be kept."""
+        like, outputs = self.inputs[0], self.widths[-1]
+        spread = (outputs,) if self.kernel == "diagonal" else (outputs, outputs)
+        shape = self.models, self.rows
+        results = (
+            like.new_empty(*shape, outputs),
+            like.new_empty(*shape, *spread),
+            like.new_empty(self.models, size_of(f"{self.kernel}_kept", self.rows, self.integers) if keep else 0),
+        )
+        self._run("forward", (*self.sizes, int(keep)), self.inputs, results)
+        return results
+
+    def backward(self, kept: Tensor, grad_mean: Tensor, grad_spread: Tensor) -> list[Tensor]:
+        """Gradients of all weights, then of all biases."""
+        by_flat = torch.empty_like(self.inputs[-1])
+        gradients = [grad_mean.contiguous(), grad_spread.contiguous()]
+        self._run("backward", self.sizes, [*self.inputs, kept, *gradients], (by_flat,))
+        return _unflat(by_flat, self.widths)
+
+    def _run(self, direction: str, sizes: Sequence[Any], inputs: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        """The networks, which are independent, in equal parts on some threads: the same bits however many there are."""
+        room = size_of(f"{self.kernel}_workspace", self.rows, self.integers)
+
+        def part(models: slice) -> Callable[[], None]:
+            def run_part() -> None:
+                given, made = ([tensor[models] for tensor in tensors] for tensors in (inputs, results))
+                workspace = torch.empty(room, dtype=torch.float32)
+                run(f"{self.kernel}_{direction}", (len(given[0]), *sizes), given, (*made, workspace))
+
+            return run_part
+
+        multiplications = self.rows * self.inputs[-1].numel()
+        threads = min(torch.get_num_threads(), multiplications // _WORTH_A_THREAD)
+        run_all([part(models) for models in spans(self.models, threads)], threads)
+
+
+class _Propagate(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, kernel: str, networks: Perceptrons, mean: Tensor, variance: Tensor, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        call = _Call(kernel, networks, mean, variance)
+        mean_after, spread, kept = call.forward(keep=True)
+        ctx.call = call
+        ctx.save_for_backward(kept)
+        return mean_after, spread
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_mean: Tensor, grad_spread: Tensor) -> tuple[Tensor | None, ...]:
+        (kept,) = ctx.saved_tensors
+        return None, None, None, None, *ctx.call.backward(kept, grad_mean, grad_spread)
 
 
 def _flat(networks: Perceptrons) -> Tensor:
@@ -108,133 +181,5 @@ def _unflat(flat: Tensor, widths: Sequence[int]) -> list[Tensor]:
     return [*weights, *parts[1::2]]
 
 
-def _forward(
-    mean: Tensor, variance: Tensor, networks: Perceptrons, keep: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean and variance of the outputs, the parameters as one array, and what the backward pass needs."""
-    models, rows, _ = mean.shape
-    widths = networks.widths
-    flat = _flat(networks)
-    outputs = mean.new_empty(models, rows, widths[-1]), mean.new_empty(models, rows, widths[-1])
-    kept = mean.new_empty(models if keep else 1, _kept_entries(_padded(widths), rows))
-    workspace = mean.new_empty(_forward_workspace(widths))
-    sizes = (models, rows, *networks.sizes, int(keep))
-    run("perceptron", sizes, (mean, variance, networks.gains, networks.noises, flat), (*outputs, kept, workspace))
-    return *outputs, flat, kept
-
-
-def _with_gradients(networks: Perceptrons) -> tuple[str, Sequence[Size], int]:
-    """The kernel for covariances that has a backward pass, its sizes and its workspace."""
-    if networks.nonlinearity == "mpgelu":
-        return "perceptron_factored", networks.sizes[:2], _factored_workspace(networks.widths)
-    return "perceptron_full", networks.sizes, _full_workspace(networks.widths)
-
-
-def _with_covariance(
-    kernel: str, sizes: Sequence[Size], workspace: int, mean: Tensor, variance: Tensor, networks: Perceptrons
-) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of the outputs by one of the kernels that compute them."""
-    models, rows, _ = mean.shape
-    outputs = networks.widths[-1]
-    results = mean.new_empty(models, rows, outputs), mean.new_empty(models, rows, outputs, outputs)
-    inputs = mean, variance, networks.gains, networks.noises, _flat(networks)
-    run(kernel, (models, rows, *sizes), inputs, (*results, mean.new_empty(workspace)))
-    return results
-
-
-class _Propagate(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, mean: Tensor, variance: Tensor, networks: Perceptrons, *parameters: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        mean_after, variance_after, flat, kept = _forward(mean, variance, networks, keep=True)
-        ctx.networks, ctx.rows = networks, mean.shape[1]
-        ctx.save_for_backward(flat, kept)
-        return mean_after, variance_after
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_mean: Tensor, grad_variance: Tensor) -> tuple[Tensor | None, ...]:
-        flat, kept = ctx.saved_tensors
-        networks: Perceptrons = ctx.networks
-        by_flat = torch.empty_like(flat)
-        run(
-            "perceptron_backward",
-            (len(flat), ctx.rows, *networks.sizes),
-            (networks.gains, networks.noises, flat, kept, grad_mean, grad_variance),
-            (by_flat, flat.new_empty(_backward_workspace(networks.widths, ctx.rows))),
-        )
-        return None, None, None, *_unflat(by_flat, networks.widths)
-
-
-class _PropagateExactly(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, mean: Tensor, variance: Tensor, networks: Perceptrons, *parameters: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        ctx.networks = networks
-        ctx.save_for_backward(mean, variance, _flat(networks))
-        return _with_covariance(*_with_gradients(networks), mean, variance, networks)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_mean: Tensor, grad_covariance: Tensor) -> tuple[Tensor | None, ...]:
-        mean, variance, flat = ctx.saved_tensors
-        networks: Perceptrons = ctx.networks
-        kernel, sizes, workspace = _with_gradients(networks)
-        workspace += _LANES * (flat.shape[1] + 2 * networks.widths[-1] ** 2)
-        by_flat = torch.empty_like(flat)
-        run(
-            f"{kernel}_backward",
-            (len(flat), mean.shape[1], *sizes),
-            (mean, variance, networks.gains, networks.noises, flat, grad_mean, grad_covariance),
-            (by_flat, flat.new_empty(workspace)),
-        )
-        return None, None, None, *_unflat(by_flat, networks.widths)
-
-
-def _padded(widths: Sequence[int]) -> list[int]:
-    return [-(-width // _LANES) * _LANES for width in widths]
-
-
-def _integers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+def _integers(values: Sequence[int]) -> Integers:
     return (ctypes.c_int64 * len(values))(*values)
-
-
-def _kept_entries(padded: Sequence[int], rows: int) -> int:
-    return sum(2 * rows * (before + after) for before, after in itertools.pairwise(padded))
-
-
-def _forward_workspace(widths: Sequence[int]) -> int:
-    return 2 * max(before * after for before, after in zip(widths, _padded(widths)[1:], strict=False))
-
-
-def _exact_workspace(widths: Sequence[int]) -> int:
-    padded, rows = _padded(widths), _EXACT_ROWS
-    matrices = [before * after for before, after in itertools.pairwise(padded)]
-    # A block of sources keeps the rank of the layer that made it while its rows pass through the later layers.
-    ranks = {layer: padded[layer] * max(padded[layer:]) for layer in range(len(matrices))}
-    scaled = max(*ranks.values(), max(padded) * widths[-1])
-    room = 7 * rows * max(padded) + 2 * max(matrices) + rows * scaled
-    return room + sum(rows * padded[layer] + matrices[layer] + rows * ranks[layer] for layer in ranks)
-
-
-def _full_workspace(widths: Sequence[int]) -> int:
-    inputs, *inner = widths
-    widest, pairs = max(inner), list(itertools.pairwise(widths))
-    layers = 2 * inputs + sum(width * (width + 1) for width in inner) + sum(width * (width + 1) for width in inner[:-1])
-    largest = max(widest**2, *(before * after for before, after in pairs))
-    return _LANES * (layers + (10 + 2 * widest) * widest + 2 * largest)
-
-
-def _factored_workspace(widths: Sequence[int]) -> int:
-    pairs = list(itertools.pairwise(widths))
-    sources = list(itertools.accumulate(widths[:-1], initial=0))
-    maps = sum((before + after) * (2 + count) for (before, after), count in zip(pairs, sources, strict=False))
-    largest = max(max(pair) * count for pair, count in zip(pairs, sources, strict=False))
-    return _LANES * (maps + 2 * sources[-1] + max(widths) + max(*widths, widths[-1] ** 2) + 2 * largest)
-
-
-def _backward_workspace(widths: Sequence[int], rows: int) -> int:
-    padded = _padded(widths)
-    return 4 * (max(before * after for before, after in zip(padded, widths[1:], strict=False)) + rows * max(padded))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mpgelu.errors import InputError
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moments
 from mpgelu.moments.checks import check_mean
+from mpgelu.networks.whole import as_function
 
 _CHUNK_ENTRIES = (
     2**20
@@ -49,13 +50,14 @@ def propagate(
     size = chunk_rows or _chunk_rows(network, moments(x[:1]))
     if size < 1:
         raise InputError(f"propagate: chunk_rows must be at least 1, got {chunk_rows}")
+    run = as_function(network)
     with torch.no_grad():
-        mean, spread = _mean_and_spread(network(moments(x[:size])))
+        mean, spread = _mean_and_spread(run(moments(x[:size])))
         mean_all, spread_all = (part.new_empty(len(x), *part.shape[1:]) for part in (mean, spread))
         mean_all[:size], spread_all[:size] = mean, spread
         for start in range(size, len(x), size):
             rows = slice(start, start + size)
-            mean_all[rows], spread_all[rows] = _mean_and_spread(network(moments(x[rows])))
+            mean_all[rows], spread_all[rows] = _mean_and_spread(run(moments(x[rows])))
     return (DiagonalMoments if spread.dim() == 2 else FullMoments)(mean_all, spread_all)
 
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from mpgelu.errors import InputError
 from mpgelu.layers import Dropout, GaussianLinear
-from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
-from mpgelu.native import perceptron
-from mpgelu.native.row_wise import use_native
+from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moments
 from mpgelu.networks import batched
-from mpgelu.networks.description import Description, build, check_describable, describe, is_describable, perceptron_of
-from mpgelu.rules.dropout import mask_moments
+from mpgelu.networks.description import Description, build, check_describable
+from mpgelu.networks.whole import known_perceptron, run_whole
 
 
 class Stack(nn.Module):
@@ -44,7 +40,7 @@ class Stack(nn.Module):
         for position, name in enumerate(self._buffer_names):
             self.register_buffer(f"buffer_{position}", buffers[name].detach().clone())
         self._skeleton = (copy.deepcopy(networks[0]).to("meta"),)  # in a tuple, so that its parameters stay hidden
-        self._perceptron = perceptron_of(describe(networks[0])) if is_describable(networks[0]) else None
+        self._perceptron = known_perceptron(networks[0])
         self._is_batched = batched.has_batched_form(networks[0])
 
     @classmethod
@@ -67,9 +63,8 @@ class Stack(nn.Module):
 
     def forward(self, value: Any) -> Any:
         """Run every network on its own slice of ``value``, whose tensors are ``(models, *batch, n)``."""
-        fused = self._fused(value) if isinstance(value, (DiagonalMoments, FactoredMoments)) else None
-        if fused is not None:
-            return fused
+        if (outputs := self._whole(value)) is not None:
+            return outputs
         if isinstance(value, Tensor) and value.dim() == 3 and self._is_batched:
             parameters, buffers = self.state()
             return batched.run(self.architecture, value, parameters | buffers)
@@ -106,29 +101,6 @@ class Stack(nn.Module):
         buffers = {name: self.get_buffer(f"buffer_{i}") for i, name in enumerate(self._buffer_names)}
         return parameters, buffers
 
-    def _fused(self, value: DiagonalMoments | FactoredMoments) -> DiagonalMoments | FullMoments | None:
-        """All layers of all networks in one native call, if there is one that can do it."""
-        networks = self._perceptrons()
-        if networks is None or value.mean.dim() != 3 or len(value.mean) != len(self):
-            return None
-        if isinstance(value, DiagonalMoments):
-            variance = value.variance
-        else:
-            variance = torch.zeros_like(value.mean) if value.residual is None else value.residual
-            exactly = value.max_rank in (None, math.inf)
-            if value.blocks or not exactly:
-                return None
-        if value.features != networks.widths[0] or variance.shape != value.mean.shape:
-            return None
-        held = [*self.parameters(), *self.buffers()]
-        if any(tensor.requires_grad for tensor in (value.mean, variance, *self.buffers())):
-            return None
-        if torch._C._are_functorch_transforms_active() or not use_native(value.mean, variance, *held):
-            return None
-        if isinstance(value, DiagonalMoments):
-            return DiagonalMoments(*perceptron.propagate(networks, value.mean, variance))
-        return FullMoments(*perceptron.propagate_exactly(networks, value.mean, variance))
-
     @property
     def architecture(self) -> nn.Module:
         """One of the networks, without parameters (they are on the device "meta")."""
@@ -143,24 +115,12 @@ class Stack(nn.Module):
         """
         return check_describable("Stack", self._skeleton[0])
 
-    def _perceptrons(self) -> perceptron.Perceptrons | None:
-        """The networks as plain arrays, if the kernels know them; else ``None``."""
-        found = self._perceptron
-        if found is None or any(layer.gaussian or not layer.bias for layer in found.layers):
-            return None
-        nonlinearity = _nonlinearity(found.nonlinearity)
-        if nonlinearity is None:
+    def _whole(self, value: Any) -> DiagonalMoments | FullMoments | None:
+        """All layers of all networks in one native call, if there is one that can do it."""
+        if self._perceptron is None or not isinstance(value, Moments) or len(value.mean) != len(self):
             return None
         parameters, buffers = self.state()
-        weights = [parameters[f"{layer.name}.weight"] for layer in found.layers]
-        biases = [parameters[f"{layer.name}.bias"] for layer in found.layers]
-        no_dropout = weights[0].new_zeros(len(self))
-        rates = (buffers[f"{layer.dropout}.rate"] if layer.dropout else no_dropout for layer in found.layers)
-        masks = [mask_moments(rate, layer.rescale) for rate, layer in zip(rates, found.layers, strict=True)]
-        gains, noises = (
-            torch.stack([torch.as_tensor(part) for part in parts], 1) for parts in zip(*masks, strict=True)
-        )
-        return perceptron.Perceptrons(weights, biases, gains, noises, nonlinearity)
+        return run_whole(self._perceptron, parameters | buffers, value)
 
     def _run(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], value: Any) -> Any:
         output = functional_call(self._skeleton[0], (parameters, buffers), (value,))
@@ -187,13 +147,3 @@ def is_random(network: nn.Module) -> bool:
         isinstance(module, (Dropout, GaussianLinear)) or getattr(module, "is_random", False)
         for module in network.modules()
     )
-
-
-_RELU: dict[str, perceptron.Nonlinearity] = {"dvi": "relu_dvi", "exact": "relu_exact"}
-
-
-def _nonlinearity(layer: Description | None) -> perceptron.Nonlinearity | None:
-    """What the kernels call a nonlinearity, if they know it; any will do where there is none."""
-    if layer is None or layer.kind == "MPGELU":
-        return "mpgelu"
-    return _RELU[layer.settings["covariance"]] if layer.kind == "ReLU" else None

@@ -11,7 +11,7 @@ from torch import Tensor
 from mpgelu.errors import MissingRuleError
 from mpgelu.moments import Block, DiagonalMoments, FactoredMoments, FullMoments
 from mpgelu.moments.checks import check_features
-from mpgelu.native.row_wise import products
+from mpgelu.moments.products import products
 
 # Largest table (entries) of weight-times-factor products kept to carry a shared block through one matrix product.
 _TABLE_LIMIT = 2**24

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from mpgelu.errors import MissingRuleError
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
-from mpgelu.rules import fused
-from mpgelu.rules.fused import use_native
 from mpgelu.rules.normal import cdf, standardise
 
 
@@ -45,8 +43,6 @@ def _(value: Tensor) -> Tensor:
 
 @mpgelu.register
 def _(value: DiagonalMoments) -> DiagonalMoments:
-    if use_native(value.mean, value.variance):
-        return DiagonalMoments(*fused.mpgelu_diagonal(value.mean, value.variance))
     keep = keep_probability(value.mean, value.variance)
     mean = keep * value.mean
     return DiagonalMoments(mean, torch.addcmul(keep * value.variance, mean, value.mean - mean))
@@ -75,8 +71,6 @@ def _(value: FactoredMoments) -> FactoredMoments:
 
 def _mask(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Keep-probability, mean after the mask, and what the mask adds to each variance: ``k (1 - k)(v + m^2)``."""
-    if use_native(mean, variance):
-        return fused.mpgelu_mask(mean, variance)
     keep = keep_probability(mean, variance)
     after, kept = keep * mean, keep * variance
     return keep, after, torch.addcmul((1 - keep) * kept, after, mean - after)

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-# Coefficients of the tail polynomial, lowest first; the native kernels have the same.
+# Coefficients of the tail polynomial, lowest first.
 _TAIL = (
     *(3.000093157e-01, 2.997353871e-01, 2.762148369e-01, 1.969550338e-01, 2.397622613e-01),
     *(-1.968365316e-01, 4.781490779e-01, -5.701896695e-01, 2.810749698e-01, -5.156054835e-02),

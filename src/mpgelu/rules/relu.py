@@ -12,8 +12,6 @@ from torch import Tensor
 
 from mpgelu.errors import InputError, MissingRuleError
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
-from mpgelu.rules import fused
-from mpgelu.rules.fused import use_native
 from mpgelu.rules.normal import cdf, pdf, smallest_variance, standardise
 from mpgelu.rules.relu_pairs import Units, dvi_pairs, dvi_slopes, exact_pairs, exact_slopes, where_inside
 
@@ -59,17 +57,12 @@ def _(value: Tensor, covariance: Covariance = "exact") -> Tensor:
 @relu.register
 def _(value: DiagonalMoments, covariance: Covariance = "exact") -> DiagonalMoments:
     check_covariance("relu", covariance, Covariance)
-    if use_native(value.mean, value.variance):
-        return DiagonalMoments(*fused.relu_diagonal(value.mean, value.variance))
     return DiagonalMoments(*_marginals(value.mean, value.variance, *_units(value.mean, value.variance)))
 
 
 @relu.register
 def _(value: FullMoments, covariance: Covariance = "exact") -> FullMoments:
     check_covariance("relu", covariance, Covariance)
-    if use_native(value.mean, value.covariance):
-        kernel = fused.relu_full_exact if covariance == "exact" else fused.relu_full_dvi
-        return FullMoments(*kernel(value.mean, value.covariance))
     mean, after = _FullReLU.apply(value.mean, value.covariance, covariance)  # type: ignore[no-untyped-call]
     return FullMoments(mean, after)
 

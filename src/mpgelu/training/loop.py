@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mpgelu import native
 from mpgelu.errors import InputError
 from mpgelu.moments import FactoredMoments, Moments
+from mpgelu.networks.whole import as_function, warn_if_slow
 from mpgelu.training.best import Best
 from mpgelu.training.data import Data, all_rows, source
 from mpgelu.training.interrupts import Interrupts
@@ -111,10 +112,15 @@ def fit(
     held_out = None if validation is None else all_rows("validation", validation, like)
     models = rows.first[1].shape[:-1]
 
-    def row_losses(X: Tensor, y: Tensor) -> Tensor:
-        return -likelihood.expected_log_prob(network(moments(X)), y).mean(-1)
+    compile = compile and native.can_compile()
+    run = network if compile else as_function(network)
 
-    losses = torch.compile(row_losses) if compile and native.can_compile() else row_losses
+    def row_losses(X: Tensor, y: Tensor) -> Tensor:
+        return -likelihood.expected_log_prob(run(moments(X)), y).mean(-1)
+
+    if not compile:
+        warn_if_slow(network)
+    losses = torch.compile(row_losses) if compile else row_losses
     trainer = Trainer(network, likelihood, models, losses, optimizer, scheduler, penalty, clip)
     best = Best(network, models, likelihood if isinstance(likelihood, nn.Module) and not models else None)
     history: list[Tensor] = []

@@ -111,5 +111,5 @@ def _warn_of_steps_left_out(left_out: Tensor, steps: int) -> None:
             f"fit: {int(left_out.sum())} steps whose loss was not finite were left out, in {share:.1%} of the steps of "
             "the network with most of them",
             RecoveryWarning,
-            stacklevel=6,
+            stacklevel=7,
         )

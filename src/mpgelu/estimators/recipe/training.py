@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from mpgelu.estimators.gaussian_process import fit_process
@@ -23,6 +27,7 @@ from mpgelu.estimators.recipe.weights import background, fit_width, mean_weights
 from mpgelu.estimators.scales import LIMIT
 from mpgelu.likelihoods import HeavyTailedGaussian, HeteroscedasticGaussian, Likelihood, MeanAndLogVariance
 from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
+from mpgelu.native.threads import one_thread_each, run_all
 from mpgelu.networks import Stack, is_random
 from mpgelu.training import Interrupts, training_progress
 
@@ -103,6 +108,7 @@ def train(
     start: Trained | None = None,
     checkpoint: Path | None = None,
     progress: bool = False,
+    threads: int = 1,
 ) -> Trained:
     """Train the networks of every kind, then learn from the rows they have not seen how much to trust them.
 
@@ -112,11 +118,12 @@ def train(
         start: A previous result to go on from.
         checkpoint: Folder that keeps the state during training, and from which the same call goes on.
         progress: Show a progress bar when the standard error is a terminal.
+        threads: Kinds that are trained at the same time; the result has the same bits for any number.
     """
     clock = Clock(settings.time_limit)
     likelihood = settings.likelihood or HeteroscedasticGaussian()
-    members, taken = [], settings.steps
-    with training_progress(progress) as bar, Interrupts() as interrupts:
+    members, trainers, taken = [], [], settings.steps
+    with training_progress(progress) as bar, Interrupts() as interrupts, _one_thread_each():
         for position, kind in enumerate(settings.kinds):
             seed = settings.seed + position
             folds = Folds.of(len(rows.y), settings.folds, seed)
@@ -124,22 +131,30 @@ def train(
             if start:
                 stack = Stack(start.members[position].stack.unstack())
             trainer = Steps(stack, expected_loss(stack, likelihood, settings.beta, folds.trained.shape[1]))
-            later = sum(kind.effort for kind in settings.kinds[position:])
+            members.append(Member(str(kind), stack, folds))
+            trainers.append((trainer, Keeper(checkpoint, trainer, rows, settings) if checkpoint else None))
+        seconds = clock.left * (1 - _HEAD_TIME) / _longest([kind.effort for kind in settings.kinds], threads)
+
+        def train_kind(position: int) -> None:
+            kind, (trainer, keeper) = settings.kinds[position], trainers[position]
             run(
                 trainer,
-                folds.trained,
+                members[position].rows_left_out.trained,
                 rows,
                 steps=max(1, round(kind.effort * settings.steps)),
                 batch_size=settings.batch_size,
                 peak=settings.learning_rate,
-                seed=seed,
-                seconds=clock.left * (1 - _HEAD_TIME) * kind.effort / later,
-                keeper=Keeper(checkpoint, trainer, rows, settings) if checkpoint else None,
+                seed=settings.seed + position,
+                seconds=seconds * kind.effort,
+                keeper=keeper,
                 interrupts=interrupts,
                 bar=bar,
                 title=f"{position + 1} of {len(settings.kinds)}: {kind}",
             )
-            members.append(Member(str(kind), stack.requires_grad_(False), folds))
+
+        run_all([partial(train_kind, position) for position in range(len(trainers))], threads)
+        for member, (trainer, _), kind in zip(members, trainers, settings.kinds, strict=True):
+            member.stack.requires_grad_(False)
             taken = min(taken, trainer.taken) if kind.effort == 1 else taken
         trained = _weighted(members, rows.judges(), likelihood, settings, taken, interrupts)
     if interrupts.seen:
@@ -149,6 +164,21 @@ def train(
             stacklevel=3,
         )
     return trained
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """As in the kernels' threads, and for the linear algebra of numpy too."""
+    with one_thread_each(), threadpool_limits(1, "blas"):
+        yield
+
+
+def _longest(efforts: list[float], threads: int) -> float:
+    """Effort of the thread that works longest, if each takes the next kind when it is done with one."""
+    done = [0.0] * threads
+    for effort in efforts:
+        done[done.index(min(done))] += effort
+    return max(done)
 
 
 def _weighted(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import mpgelu as mp
 from mpgelu import DiagonalMoments, FactoredMoments, Stack, native
+from mpgelu.networks.whole import as_function
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="needs the native kernels, that is a C compiler")
 
@@ -66,7 +67,7 @@ def test_fused_exact_covariance_agrees_with_float64_rules(hidden: tuple[int, ...
     stack = Stack([mp.network(3, hidden, outputs, rate=rate) for rate in (0.01, 0.2)]).requires_grad_(False)
     mean, variance = torch.randn(2, rows, 3), torch.rand(2, rows, 3)
     for moments in (FactoredMoments.certain(mean), FactoredMoments.of(mean, variance)):
-        assert stack._fused(moments) is not None
+        assert stack._whole(moments) is not None
         fused = stack(moments)
         residual = None if moments.residual is None else moments.residual.double()
         exact = copy.deepcopy(stack).double()(FactoredMoments(mean.double(), residual=residual))
@@ -109,7 +110,7 @@ def test_full_covariance_and_its_gradients_agree_with_float64_rules(
     stack = Stack([full_network(nonlinearity, hidden, outputs, rate) for rate in (0.0, 0.01, 0.2)])
     mean, variance = torch.randn(3, rows, 3), torch.rand(3, rows, 3)
     moments = FactoredMoments.of(mean, variance)
-    assert stack._fused(moments) is not None
+    assert stack._whole(moments) is not None
     fused = covariance_and_gradients(stack, moments)
     exact = covariance_and_gradients(stack.double(), FactoredMoments.of(mean.double(), variance.double()))
     assert len(fused) == len(exact) == 4 + 2 * len(hidden)
@@ -235,3 +236,30 @@ def test_wide_inputs_need_no_square_of_their_number() -> None:
 def test_wrong_number_of_features_is_still_refused() -> None:
     with pytest.raises(mp.InputError, match="takes 3 features"):
         Stack([mp.network(3, (4,))] * 2)(DiagonalMoments.certain(torch.randn(2, 5, 4)))
+
+
+@pytest.mark.parametrize("nonlinearity", ["mpgelu", "relu"])
+@pytest.mark.parametrize("kind", [DiagonalMoments, FactoredMoments])
+def test_one_network_runs_as_a_whole_and_agrees_with_its_layers(nonlinearity: Any, kind: Any) -> None:
+    network, x = mp.network(3, (8, 5), rate=0.1, nonlinearity=nonlinearity), torch.randn(9, 3)
+    whole, layers = as_function(network)(kind.certain(x)), copy.deepcopy(network).double()(kind.certain(x.double()))
+    assert not isinstance(whole, FactoredMoments)  # by the kernel, whose covariance is dense
+    torch.testing.assert_close(whole.mean.double(), layers.mean, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(whole.covariance.double(), layers.covariance, rtol=1e-4, atol=1e-5)
+    (whole.mean.sum() + whole.variance.sum()).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in network.parameters())
+
+
+def test_a_network_with_a_hook_runs_layer_by_layer() -> None:
+    network, seen = mp.network(3, (4,)), []
+    assert as_function(network) is not network
+    network[-1].register_forward_hook(lambda *_: seen.append(1))
+    mp.propagate(network, torch.randn(5, 3))
+    assert seen
+
+
+def test_wide_covariances_are_left_to_large_matrix_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    for width, whole in ((200, True), (201, False)):
+        stack = Stack([mp.network(3, (width,))])
+        assert sees_the_kernel(monkeypatch, stack, FactoredMoments.certain(torch.randn(1, 2, 3))) is whole
+        assert sees_the_kernel(monkeypatch, stack, DiagonalMoments.certain(torch.randn(1, 2, 3)))

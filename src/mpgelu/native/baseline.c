@@ -1,0 +1,5 @@
+/* The kernels for any processor. */
+#define VARIANT baseline
+#include "diagonal.c"
+#include "factored.c"
+#include "full.c"

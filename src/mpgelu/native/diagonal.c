@@ -1,0 +1,224 @@
+/* Diagonal moments: variances without correlations.
+ *
+ * Arrays are (features, rows): a linear map is then a product with the weights as they are, and every loop over rows
+ * fills whole vectors. All rows of a block go from the input to the output while what they need is in the cache.
+ */
+#include "products.h"
+
+#define BLOCK 256 /* rows, a multiple of LANES */
+
+/* One layer of one network for a block of rows; `width` is their number, padded. */
+struct diagonal {
+    int64_t before, after, width;
+    const float *weight, *bias;
+    float gain, noise;
+    float *mean, *variance;             /* (before, width), after the mask */
+    float *mean_after, *variance_after; /* (after, width) */
+};
+
+/* Fills in everything but the arrays; the end of the parameters is where the next layer begins. */
+static void set_diagonal(int64_t layers, const int64_t *widths, int64_t rows, struct diagonal *maps,
+                         const float *parameters, const float *gains, const float *noises) {
+    for (int64_t l = 0; l < layers; l++) {
+        int64_t before = widths[l], after = widths[l + 1];
+        maps[l].before = before, maps[l].after = after, maps[l].width = PADDED(rows);
+        maps[l].weight = parameters, maps[l].bias = parameters + after * before;
+        maps[l].gain = gains[l], maps[l].noise = noises[l];
+        parameters = maps[l].bias + after;
+    }
+}
+
+static void place_diagonal(int64_t layers, struct diagonal *maps, float *kept) {
+    for (int64_t l = 0; l < layers; l++) {
+        struct diagonal *map = &maps[l];
+        map->mean = kept, map->variance = map->mean + map->before * map->width;
+        map->mean_after = map->variance + map->before * map->width;
+        map->variance_after = map->mean_after + map->after * map->width;
+        kept = map->variance_after + map->after * map->width;
+    }
+}
+
+int64_t KERNEL(diagonal_kept)(int64_t rows, int64_t layers, const int64_t *widths) {
+    int64_t features = 0;
+    for (int64_t l = 0; l < layers; l++) features += widths[l] + widths[l + 1];
+    return 2 * PADDED(rows) * features;
+}
+
+struct diagonal_room {
+    float *kept;                   /* of one block, where the caller keeps nothing */
+    float *squares;                /* of the weights of a layer */
+    vector *lanes;                 /* gradients of the weights of a layer */
+    float *grad_mean, *grad_variance, *grad_mean_before, *grad_variance_before; /* (widest, width) */
+};
+
+static int64_t arrange_diagonal(int64_t rows, int64_t layers, const int64_t *widths, float *workspace,
+                                struct diagonal_room *room) {
+    int64_t block = rows < BLOCK ? rows : BLOCK, widest = widths[0], largest = 0;
+    for (int64_t l = 0; l < layers; l++) {
+        widest = larger(widest, widths[l + 1]);
+        largest = larger(largest, widths[l] * widths[l + 1]);
+    }
+    struct room space = {workspace, 0};
+    room->kept = take(&space, KERNEL(diagonal_kept)(block, layers, widths));
+    room->squares = take(&space, largest);
+    room->lanes = take_vectors(&space, largest);
+    room->grad_mean = take(&space, widest * PADDED(block));
+    room->grad_variance = take(&space, widest * PADDED(block));
+    room->grad_mean_before = take(&space, widest * PADDED(block));
+    room->grad_variance_before = take(&space, widest * PADDED(block));
+    return space.used;
+}
+
+int64_t KERNEL(diagonal_workspace)(int64_t rows, int64_t layers, const int64_t *widths) {
+    struct diagonal_room room;
+    return arrange_diagonal(rows, layers, widths, NULL, &room);
+}
+
+static void square(const struct diagonal *map, float *restrict squares) {
+    for (int64_t i = 0; i < map->after * map->before; i++) squares[i] = map->weight[i] * map->weight[i];
+}
+
+/* W m + b and W^2 v */
+static void apply_diagonal(const struct diagonal *map, float *squares) {
+    int64_t before = map->before, after = map->after, width = map->width;
+    for (int64_t o = 0; o < after; o++)
+        for (int64_t r = 0; r < width; r++) map->mean_after[o * width + r] = map->bias[o];
+    memset(map->variance_after, 0, sizeof(float) * after * width);
+    square(map, squares);
+    multiply_add(after, width, before, map->weight, before, 1, map->mean, map->mean_after);
+    multiply_add(after, width, before, squares, before, 1, map->variance, map->variance_after);
+}
+
+/* The nonlinearity and the mask of the next layer. */
+static void activate_diagonal(const struct diagonal *map, int64_t nonlinearity) {
+    const struct diagonal *next = map + 1;
+    const float *restrict mean = map->mean_after, *restrict variance = map->variance_after;
+    float *restrict mean_next = next->mean, *restrict variance_next = next->variance;
+    float gain = next->gain, noise = next->noise;
+    int64_t count = map->after * map->width;
+    if (nonlinearity == MPGELU) {
+#pragma omp simd
+        for (int64_t i = 0; i < count; i++) {
+            struct gate gate = mpgelu(mean[i], variance[i], gain, noise);
+            mean_next[i] = gate.mean;
+            variance_next[i] = gate.scale * gate.scale * variance[i] + gate.added;
+        }
+        return;
+    }
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) {
+        struct marginal u = rectify(mean[i], variance[i]);
+        float m = rectified_mean(u, mean[i], variance[i]);
+        mean_next[i] = gain * m;
+        variance_next[i] = (gain * gain + noise) * (variance[i] * u.variance) + noise * m * m;
+    }
+}
+
+/* Back through both: from gradients by the next layer's masked input to those by what came out of this map. */
+static void activate_diagonal_backward(const struct diagonal *map, int64_t nonlinearity, const float *restrict grad_mean,
+                                       const float *restrict grad_variance, float *restrict by_mean,
+                                       float *restrict by_variance) {
+    const float *restrict mean = map->mean_after, *restrict variance = map->variance_after;
+    float gain = map[1].gain, noise = map[1].noise;
+    int64_t count = map->after * map->width;
+    if (nonlinearity == MPGELU) {
+#pragma omp simd
+        for (int64_t i = 0; i < count; i++) {
+            float m = mean[i], v = variance[i], g = grad_variance[i], scale = mpgelu(m, v, gain, noise).scale;
+            struct slopes by = mpgelu_backward(m, v, gain, noise, 2 * scale * v * g, grad_mean[i], g);
+            by_mean[i] = by.mean;
+            by_variance[i] = by.variance + scale * scale * g;
+        }
+        return;
+    }
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) {
+        float m = mean[i], v = variance[i], g = grad_variance[i], after = rectified_mean(rectify(m, v), m, v);
+        struct slopes by = relu_backward(m, v, gain * grad_mean[i] + 2 * noise * after * g, (gain * gain + noise) * g);
+        by_mean[i] = by.mean;
+        by_variance[i] = by.variance;
+    }
+}
+
+FORWARD(diagonal_forward) {
+    int64_t inputs = widths[0], outputs = widths[layers], size = parameter_count(layers, widths);
+    struct diagonal maps[layers];
+    const struct diagonal *last = &maps[layers - 1];
+    struct diagonal_room room;
+    arrange_diagonal(rows, layers, widths, workspace, &room);
+    for (int64_t model = 0; model < models; model++)
+        for (int64_t start = 0; start < rows; start += BLOCK) {
+            int64_t count = rows - start < BLOCK ? rows - start : BLOCK, row = model * rows + start;
+            set_diagonal(layers, widths, count, maps, parameters + model * size, gains + model * layers,
+                         noises + model * layers);
+            place_diagonal(layers, maps, keep ? kept : room.kept);
+            if (keep) kept += KERNEL(diagonal_kept)(count, layers, widths);
+            for (int64_t r = 0; r < count; r += LANES) {
+                int64_t lanes = count - r < LANES ? count - r : LANES;
+                load(maps[0].mean + r, maps[0].width, x_mean + (row + r) * inputs, inputs, lanes);
+                load(maps[0].variance + r, maps[0].width, x_variance + (row + r) * inputs, inputs, lanes);
+            }
+            mask(inputs * maps[0].width, maps[0].gain, maps[0].noise, maps[0].mean, maps[0].variance);
+            for (int64_t l = 0; l < layers; l++) {
+                apply_diagonal(&maps[l], room.squares);
+                if (l + 1 < layers) activate_diagonal(&maps[l], nonlinearity);
+            }
+            for (int64_t r = 0; r < count; r += LANES) {
+                int64_t lanes = count - r < LANES ? count - r : LANES;
+                store(last->mean_after + r, last->width, y_mean + (row + r) * outputs, outputs, lanes);
+                store(last->variance_after + r, last->width, y_spread + (row + r) * outputs, outputs, lanes);
+            }
+        }
+}
+
+/* Adds the gradients of a layer's weights and biases to `by`. */
+static void weights_backward(const struct diagonal *map, const struct diagonal_room *room, float *by) {
+    int64_t before = map->before, after = map->after, width = map->width, count = after * before;
+    const vector *grad_mean = (const vector *)room->grad_mean, *grad_variance = (const vector *)room->grad_variance;
+    memset(room->lanes, 0, sizeof(vector) * count);
+    multiply_add_dots(after, before, width / LANES, grad_mean, (const vector *)map->mean, room->lanes);
+    for (int64_t i = 0; i < count; i++) by[i] += sum_of_lanes(room->lanes[i]);
+    memset(room->lanes, 0, sizeof(vector) * count);
+    multiply_add_dots(after, before, width / LANES, grad_variance, (const vector *)map->variance, room->lanes);
+    for (int64_t i = 0; i < count; i++) by[i] += 2 * map->weight[i] * sum_of_lanes(room->lanes[i]);
+    for (int64_t o = 0; o < after; o++) {
+        vector sum = {0};
+        for (int64_t r = 0; r < width / LANES; r++) sum += grad_mean[o * (width / LANES) + r];
+        by[count + o] += sum_of_lanes(sum);
+    }
+}
+
+BACKWARD(diagonal_backward) {
+    (void)x_mean, (void)x_variance; /* in what was kept, after the mask */
+    int64_t outputs = widths[layers], size = parameter_count(layers, widths);
+    struct diagonal maps[layers];
+    struct diagonal_room room;
+    arrange_diagonal(rows, layers, widths, workspace, &room);
+    memset(by_parameters, 0, sizeof(float) * models * size);
+    for (int64_t model = 0; model < models; model++)
+        for (int64_t start = 0; start < rows; start += BLOCK) {
+            int64_t count = rows - start < BLOCK ? rows - start : BLOCK, row = model * rows + start;
+            set_diagonal(layers, widths, count, maps, parameters + model * size, gains + model * layers,
+                         noises + model * layers);
+            place_diagonal(layers, maps, (float *)kept);
+            kept += KERNEL(diagonal_kept)(count, layers, widths);
+            int64_t width = maps[0].width;
+            for (int64_t r = 0; r < count; r += LANES) {
+                int64_t lanes = count - r < LANES ? count - r : LANES;
+                load_gradient(room.grad_mean + r, width, grad_mean + (row + r) * outputs, outputs, lanes);
+                load_gradient(room.grad_variance + r, width, grad_spread + (row + r) * outputs, outputs, lanes);
+            }
+            for (int64_t l = layers - 1; l >= 0; l--) {
+                const struct diagonal *map = &maps[l];
+                weights_backward(map, &room, by_parameters + model * size + (map->weight - maps[0].weight));
+                if (l == 0) break;
+                int64_t before = map->before, after = map->after;
+                square(map, room.squares);
+                multiply(before, width / LANES, after, map->weight, 1, before, room.grad_mean, room.grad_mean_before);
+                multiply(before, width / LANES, after, room.squares, 1, before, room.grad_variance,
+                         room.grad_variance_before);
+                activate_diagonal_backward(map - 1, nonlinearity, room.grad_mean_before, room.grad_variance_before,
+                                           room.grad_mean, room.grad_variance);
+            }
+        }
+}

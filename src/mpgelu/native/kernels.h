@@ -1,0 +1,102 @@
+/* Moments through whole perceptrons, many of one shape, and gradients of their parameters; float32.
+ *
+ * A network is a chain of layers: a mask (mean g m, variance g^2 v + n (v + m^2)), a linear map and, but for the last
+ * layer, a nonlinearity. There are three kernels:
+ *
+ *   diagonal   variances only; MP-GELU or ReLU
+ *   factored   exact covariance of MP-GELU networks, as a sum over independent sources
+ *   full       covariance matrices of ReLU networks
+ *
+ * Each has a forward and a backward function of one signature, compiled once for every instruction set (KERNEL names
+ * them), and functions that tell how many floats it keeps and works in. All arrays are contiguous:
+ *
+ *   widths       (layers + 1), features before the first layer and after each
+ *   x_*          (models, rows, widths[0]), mean and variance of independent inputs
+ *   gains        (models, layers), g; noises the same, n
+ *   parameters   (models, parameter_count), the weights (after, before) of each layer followed by its biases
+ *   y_mean       (models, rows, outputs); y_spread the same, or with covariances (models, rows, outputs, outputs)
+ *   kept         (models, kept), from forward to backward; not touched if `keep` is 0
+ *   workspace    (workspace), of unknown content; one for each thread
+ *
+ * Loops carry no branch on data, so that compilers turn them into vector instructions. A comparison keeps its second
+ * branch for NaN, which therefore stays NaN and is seen by whoever checks the loss. The torch rules are the reference
+ * of every formula.
+ */
+#ifndef MPGELU_KERNELS_H
+#define MPGELU_KERNELS_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define INLINE static inline __attribute__((always_inline))
+
+#ifndef VARIANT
+#define VARIANT baseline
+#endif
+#define JOINED_(name, variant) name##_##variant
+#define JOINED(name, variant) JOINED_(name, variant)
+#define KERNEL(name) JOINED(name, VARIANT)
+
+#define LANES 8 /* rows that one vector holds */
+#define PADDED(n) (((n) + LANES - 1) / LANES * LANES)
+
+enum nonlinearity { MPGELU, RELU_DVI, RELU_EXACT };
+
+#define FORWARD(name)                                                                                                  \
+    EXPORT void KERNEL(name)(int64_t models, int64_t rows, int64_t layers, const int64_t *widths,                      \
+                             int64_t nonlinearity, int64_t keep, const float *x_mean, const float *x_variance,         \
+                             const float *gains, const float *noises, const float *parameters, float *y_mean,          \
+                             float *y_spread, float *kept, float *workspace)
+
+#define BACKWARD(name)                                                                                                 \
+    EXPORT void KERNEL(name)(int64_t models, int64_t rows, int64_t layers, const int64_t *widths,                      \
+                             int64_t nonlinearity, const float *x_mean, const float *x_variance, const float *gains,   \
+                             const float *noises, const float *parameters, const float *kept, const float *grad_mean,  \
+                             const float *grad_spread, float *by_parameters, float *workspace)
+
+FORWARD(diagonal_forward);
+BACKWARD(diagonal_backward);
+FORWARD(factored_forward);
+BACKWARD(factored_backward);
+FORWARD(full_forward);
+BACKWARD(full_backward);
+
+/* Floats of the workspace, large enough for both directions, and floats kept for one model. */
+EXPORT int64_t KERNEL(diagonal_workspace)(int64_t rows, int64_t layers, const int64_t *widths);
+EXPORT int64_t KERNEL(diagonal_kept)(int64_t rows, int64_t layers, const int64_t *widths);
+EXPORT int64_t KERNEL(factored_workspace)(int64_t rows, int64_t layers, const int64_t *widths);
+EXPORT int64_t KERNEL(factored_kept)(int64_t rows, int64_t layers, const int64_t *widths);
+EXPORT int64_t KERNEL(full_workspace)(int64_t rows, int64_t layers, const int64_t *widths);
+EXPORT int64_t KERNEL(full_kept)(int64_t rows, int64_t layers, const int64_t *widths);
+
+/* The variant for this processor: "avx512", "avx2" or "baseline". */
+EXPORT const char *kernels_variant(void);
+
+/* The number of a nonlinearity called "mpgelu", "relu_dvi" or "relu_exact"; -1 for any other name. */
+EXPORT int64_t kernels_nonlinearity(const char *name);
+
+INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+INLINE int64_t parameter_count(int64_t layers, const int64_t *widths) {
+    int64_t count = 0;
+    for (int64_t l = 0; l < layers; l++) count += (widths[l] + 1) * widths[l + 1];
+    return count;
+}
+
+/* A workspace and how much of it is in use. One without a start only counts: so sizes are found by the very function
+ * that arranges the arrays. */
+struct room {
+    float *start;
+    int64_t used;
+};
+
+INLINE float *take(struct room *room, int64_t count) {
+    float *taken = room->start ? room->start + room->used : NULL;
+    room->used += count;
+    return taken;
+}
+
+#endif

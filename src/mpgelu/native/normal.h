@@ -1,0 +1,143 @@
+/* The normal distribution, and the nonlinearities of one unit; the mask after them included. */
+#ifndef MPGELU_NORMAL_H
+#define MPGELU_NORMAL_H
+
+#include "kernels.h"
+
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+#define LARGEST_RATIO 13.02586233f        /* |m / s| beyond which both tails are zero */
+#define SMALLEST_TAIL 1.175494351e-37f    /* what is below counts as zero: keeps away from denormal numbers */
+#define SMALLEST_VARIANCE 3.569976931e-29f
+
+/* Horner's rule; the coefficients start with the constant. */
+#define POLYNOMIAL(x, ...) polynomial(x, (const float[]){__VA_ARGS__}, sizeof((const float[]){__VA_ARGS__}) / 4)
+
+INLINE float polynomial(float x, const float *coefficients, int count) {
+    float value = coefficients[count - 1];
+    UNROLL
+    for (int k = count - 2; k >= 0; k--) value = value * x + coefficients[k];
+    return value;
+}
+
+/* exp(x) for -87 < x < 88: 2^n exp(x - n ln 2). */
+INLINE float exponential(float x) {
+    float shifted = x * 1.44269504f + 12582912.0f; /* 1.5 2^23: the sum is rounded to n, which is in its lowest bits */
+    float n = shifted - 12582912.0f;
+    float rest = x - n * 0.693147181f;
+    float value = POLYNOMIAL(rest, 1.000000072f, 9.999996917e-01f, 4.999889455e-01f, 1.666757565e-01f, 4.191541724e-02f,
+                             8.297605925e-03f);
+    uint32_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits + 127) << 23;
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    return value * power;
+}
+
+/* Standard normal density, the probabilities below and above a, and the ramp SR(-|a|) = phi - |a| Phi(-|a|), each
+ * accurate in its own tail. */
+struct normal {
+    float density, below, above, ramp;
+};
+
+INLINE struct normal standard_normal(float a) {
+    float x = fabsf(a);
+    float density = 0.3989422804f * exponential(-0.5f * x * x);
+    density = density <= SMALLEST_TAIL ? 0 : density;
+    /* Tail and ramp over density are polynomials in t = 1 / (1 + 0.3 |a|), times t and t^2. */
+    float t = 1 / (1 + 0.3f * x);
+    float tail = density * t * POLYNOMIAL(t, 3.000093157e-01f, 2.997353871e-01f, 2.762148369e-01f, 1.969550338e-01f,
+                                          2.397622613e-01f, -1.968365316e-01f, 4.781490779e-01f, -5.701896695e-01f,
+                                          2.810749698e-01f, -5.156054835e-02f);
+    float ramp = density * t * t * POLYNOMIAL(t, 8.997233294e-02f, 1.804674895e-01f, 2.430706330e-01f, 2.637678352e-01f,
+                                              2.751107654e-01f, -1.863642203e-01f, 7.888029856e-01f, -1.196420771e+00f,
+                                              6.810379231e-01f, -1.394450141e-01f);
+    tail = tail <= SMALLEST_TAIL ? 0 : tail;
+    ramp = ramp <= SMALLEST_TAIL ? 0 : ramp;
+    float rest = 1 - tail;
+    return (struct normal){density, a < 0 ? tail : rest, a < 0 ? rest : tail, ramp};
+}
+
+INLINE float clamp(float x, float bound) {
+    x = x > bound ? bound : x;
+    return x < -bound ? -bound : x;
+}
+
+INLINE float standard_deviation(float variance) {
+    return sqrtf(variance < SMALLEST_VARIANCE ? SMALLEST_VARIANCE : variance);
+}
+
+/* m / s, bounded; without a variance its limit. */
+INLINE float standardised(float mean, float variance) {
+    float limit = mean > 0 ? LARGEST_RATIO : mean < 0 ? -LARGEST_RATIO : mean;
+    float ratio = clamp(mean / standard_deviation(variance), LARGEST_RATIO);
+    return variance < SMALLEST_VARIANCE ? limit : ratio;
+}
+
+INLINE float is_positive(float variance) { return variance < SMALLEST_VARIANCE ? 0.0f : 1.0f; }
+
+/* ---- MP-GELU, k = Phi(m / s), and the mask after it ---- */
+
+/* What multiplies a unit, its mean after both, and the variance that both add: g k, g k m,
+ * (g^2 k (1 - k) + n k)(v + m^2). The variance after both is (g k)^2 v and what they add. */
+struct gate {
+    float scale, mean, added;
+};
+
+INLINE struct gate mpgelu(float m, float v, float gain, float noise) {
+    struct normal p = standard_normal(standardised(m, v));
+    float share = gain * gain * p.above + noise;
+    return (struct gate){gain * p.below, gain * p.below * m, share * (p.below * v + (p.below * m) * m)};
+}
+
+struct slopes {
+    float mean, variance;
+};
+
+/* dk/dm = phi / s and dk/dv = -phi a / (2 v); what multiplies dk is gathered with phi in it, so that the zero of a far
+ * tail meets no overflow. */
+INLINE struct slopes mpgelu_backward(float m, float v, float gain, float noise, float by_scale, float by_mean,
+                                     float by_added) {
+    float s = standard_deviation(v), a = standardised(m, v);
+    struct normal p = standard_normal(a);
+    float slope = p.density * m, g = gain * by_mean;
+    float share = gain * gain * p.below * p.above + noise * p.below;
+    float by_keep = slope * g + p.density * gain * by_scale +
+                    (gain * gain * (p.above - p.below) + noise) * (p.density * v + slope * m) * by_added;
+    return (struct slopes){by_keep / s + p.below * g + 2 * share * m * by_added,
+                           -0.5f * is_positive(v) * (by_keep / s) * (a / s) + share * by_added};
+}
+
+/* ---- ReLU: marginals ---- */
+
+/* SR(a) = phi + a Phi = SR(-|a|) + max(a, 0);  mean s SR(a);  variance v F(a), F = Phi - SR(a) SR(-a),
+ * F' = 2 SR(a) (1 - Phi) */
+struct marginal {
+    float ratio, stddev, density, below, ramp, variance, slope;
+};
+
+INLINE struct marginal rectify(float m, float v) {
+    float s = standard_deviation(v), a = standardised(m, v);
+    struct normal p = standard_normal(a);
+    float variance = p.below - p.ramp * (p.ramp + fabsf(a)), slope = 2 * p.above * (p.ramp + (a > 0 ? a : 0));
+    return (struct marginal){a, s, p.density, p.below, p.ramp, variance, slope};
+}
+
+INLINE float rectified_mean(struct marginal u, float m, float v) {
+    return (m > 0 ? m : 0) + (v > 0 ? u.stddev : 0) * u.ramp;
+}
+
+INLINE struct slopes relu_backward(float m, float v, float by_mean, float by_variance) {
+    struct marginal u = rectify(m, v);
+    return (struct slopes){
+        u.below * by_mean + v / u.stddev * u.slope * by_variance,
+        u.variance * by_variance +
+            0.5f * is_positive(v) * (u.density / u.stddev * by_mean - u.ratio * u.slope * by_variance)};
+}
+
+#endif

@@ -1,0 +1,125 @@
+/* Products of matrices that hold vectors of rows: an entry is the same number of LANES rows. */
+#ifndef MPGELU_PRODUCTS_H
+#define MPGELU_PRODUCTS_H
+
+#include "normal.h"
+
+typedef float vector __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+/* tile[j][lane] = source[lane][j] for j < count; lanes beyond the last row repeat it. `width` is the distance between
+ * two j, in floats. */
+INLINE void load(float *restrict tile, int64_t width, const float *restrict source, int64_t count, int64_t lanes) {
+    for (int64_t l = 0; l < LANES; l++) {
+        const float *from = source + (l < lanes ? l : lanes - 1) * count;
+        for (int64_t j = 0; j < count; j++) tile[j * width + l] = from[j];
+    }
+}
+
+/* The same for gradients, which are zero beyond the last row. */
+INLINE void load_gradient(float *restrict tile, int64_t width, const float *restrict source, int64_t count,
+                          int64_t lanes) {
+    load(tile, width, source, count, lanes);
+    for (int64_t j = 0; j < count; j++)
+        for (int64_t l = lanes; l < LANES; l++) tile[j * width + l] = 0;
+}
+
+INLINE void store(const float *restrict tile, int64_t width, float *restrict target, int64_t count, int64_t lanes) {
+    for (int64_t l = 0; l < lanes; l++)
+        for (int64_t j = 0; j < count; j++) target[l * count + j] = tile[j * width + l];
+}
+
+INLINE vector *take_vectors(struct room *room, int64_t count) { return (vector *)take(room, count * LANES); }
+
+INLINE float sum_of_lanes(vector v) {
+    float sum = 0;
+    for (int l = 0; l < LANES; l++) sum += v[l];
+    return sum;
+}
+
+/* C (ROWS x VECTORS vectors) += A B, summed in registers: the compiler unrolls everything but the loop over k. */
+#define TILE(name, ROWS, VECTORS)                                                                                      \
+    static inline void name(int64_t n, int64_t k, const float *restrict a, int64_t a_row, int64_t a_column,                   \
+                     const float *restrict b, float *restrict c) {                                                     \
+        vector sum[ROWS * VECTORS];                                                                                    \
+        UNROLL for (int t = 0; t < ROWS * VECTORS; t++)                                              \
+            sum[t] = *(const vector *)(c + t / VECTORS * n + t % VECTORS * LANES);                                     \
+        for (int64_t p = 0; p < k; p++)                                                                                \
+            UNROLL for (int t = 0; t < ROWS * VECTORS; t++)                                          \
+                sum[t] += a[t / VECTORS * a_row + p * a_column] * *(const vector *)(b + p * n + t % VECTORS * LANES);   \
+        UNROLL for (int t = 0; t < ROWS * VECTORS; t++)                                              \
+            *(vector *)(c + t / VECTORS * n + t % VECTORS * LANES) = sum[t];                                           \
+    }
+
+#define TILES(rows) TILE(tile_##rows##x1, rows, 1) TILE(tile_##rows##x2, rows, 2)
+TILES(1) TILES(2) TILES(3) TILES(4) TILES(5) TILES(6)
+
+typedef void tile(int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column, const float *b, float *c);
+static tile *const narrow_tiles[] = {tile_1x1, tile_2x1, tile_3x1, tile_4x1, tile_5x1, tile_6x1};
+static tile *const wide_tiles[] = {tile_1x2, tile_2x2, tile_3x2, tile_4x2, tile_5x2, tile_6x2};
+
+/* A few vectors wide column of the product, in blocks of at most six rows, as equal as can be. */
+INLINE void column(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column, const float *b,
+                   float *c, tile *const *tiles) {
+    for (int64_t i = 0, blocks = (m + 5) / 6; blocks > 0; blocks--) {
+        int64_t rows = (m - i + blocks - 1) / blocks;
+        tiles[rows - 1](n, k, a + i * a_row, a_row, a_column, b, c + i * n);
+        i += rows;
+    }
+}
+
+/* C (m x n) += A (m x k) B (k x n), n a whole number of vectors; A may be transposed by its strides. */
+static inline void multiply_add(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column,
+                         const float *b, float *c) {
+    int64_t j = 0;
+    for (; j + 2 * LANES <= n; j += 2 * LANES) column(m, n, k, a, a_row, a_column, b + j, c + j, wide_tiles);
+    if (j < n) column(m, n, k, a, a_row, a_column, b + j, c + j, narrow_tiles);
+}
+
+/* C (m x n) += A (m x k) B^T (n x k), all three of vectors: summed in registers, as in TILE. */
+#define DOT_TILE(name, ROWS, COLUMNS)                                                                                  \
+    INLINE void name(int64_t n, int64_t k, const vector *restrict a, const vector *restrict b, vector *restrict c) {   \
+        vector sum[ROWS * COLUMNS];                                                                                    \
+        UNROLL for (int t = 0; t < ROWS * COLUMNS; t++) sum[t] = c[t / COLUMNS * n + t % COLUMNS];    \
+        for (int64_t p = 0; p < k; p++)                                                                                \
+            UNROLL for (int t = 0; t < ROWS * COLUMNS; t++)                                          \
+                sum[t] += a[t / COLUMNS * k + p] * b[t % COLUMNS * k + p];                                             \
+        UNROLL for (int t = 0; t < ROWS * COLUMNS; t++) c[t / COLUMNS * n + t % COLUMNS] = sum[t];    \
+    }
+
+DOT_TILE(dot_tile_5x2, 5, 2)
+DOT_TILE(dot_tile_1x2, 1, 2)
+DOT_TILE(dot_tile_1x1, 1, 1)
+
+static inline void multiply_add_dots(int64_t m, int64_t n, int64_t k, const vector *a, const vector *b, vector *c) {
+    int64_t j = 0, i;
+    for (; j + 2 <= n; j += 2) {
+        for (i = 0; i + 5 <= m; i += 5) dot_tile_5x2(n, k, a + i * k, b + j * k, c + i * n + j);
+        for (; i < m; i++) dot_tile_1x2(n, k, a + i * k, b + j * k, c + i * n + j);
+    }
+    for (i = 0; j < n && i < m; i++) dot_tile_1x1(n, k, a + i * k, b + j * k, c + i * n + j);
+}
+
+/* C = A B, B and C with `n` vectors in a row. */
+INLINE void multiply(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column, const float *b,
+                     float *c) {
+    memset(c, 0, sizeof(float) * m * n * LANES);
+    multiply_add(m, n * LANES, k, a, a_row, a_column, b, c);
+}
+
+/* (G + G^T) / 2, in place. */
+INLINE void symmetrise(int64_t n, vector *g) {
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = i + 1; j < n; j++) g[i * n + j] = g[j * n + i] = 0.5f * (g[i * n + j] + g[j * n + i]);
+}
+
+/* The mask before the first layer: g m and g^2 v + n (v + m^2), in place. */
+INLINE void mask(int64_t count, float gain, float noise, float *restrict mean, float *restrict variance) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) {
+        float m = mean[i];
+        variance[i] = (gain * gain + noise) * variance[i] + noise * m * m;
+        mean[i] = gain * m;
+    }
+}
+
+#endif

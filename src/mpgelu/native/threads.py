@@ -1,0 +1,116 @@
+"""Independent tasks on a few threads: torch and the kernels release Python's lock while they compute."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from typing import TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+
+_state = threading.local()  # .busy: whether this thread runs a task, whose own tasks then run one after the other
+
+
+def run_all(tasks: Sequence[Callable[[], Result]], threads: int) -> list[Result]:
+    """The results of tasks, in their order, computed by at most so many threads, of which the caller is one.
+
+    All callers share one pool with a thread for each core, so that several at once do not crowd each other out. The
+    first error ends the work and is raised.
+
+    Args:
+        tasks: They must not depend on each other.
+        threads: At most; with one, or inside a task, the tasks run one after the other in the calling thread.
+    """
+    threads = min(threads, len(tasks))
+    if threads <= 1 or getattr(_state, "busy", False):
+        return [task() for task in tasks]
+    results: dict[int, Result] = {}
+    waiting = iter(enumerate(tasks))
+    lock = threading.Lock()
+    stopped = False
+
+    def work() -> None:
+        nonlocal stopped
+        _state.busy = True
+        try:
+            while True:
+                with lock:
+                    place, task = (None, None) if stopped else next(waiting, (None, None))
+                if place is None or task is None:
+                    return
+                results[place] = task()
+        except BaseException:
+            stopped = True
+            raise
+        finally:
+            _state.busy = False
+
+    helpers = [_pool(os.getpid()).submit(work) for _ in range(threads - 1)]
+    try:
+        work()
+    finally:
+        started = [helper for helper in helpers if not helper.cancel()]
+        for helper in started:
+            helper.exception()  # waits
+    for helper in started:
+        helper.result()
+    return [results[place] for place in range(len(tasks))]
+
+
+def spans(count: int, parts: int) -> list[slice]:
+    """``count`` things in at most so many parts of about equal size, in order; at least one part."""
+    parts = max(1, min(parts, count))
+    ends = [count * part // parts for part in range(parts + 1)]
+    return [slice(*pair) for pair in itertools.pairwise(ends)]
+
+
+def job_count(n_jobs: int | None) -> int:
+    """The number of threads that an estimator may use.
+
+    Args:
+        n_jobs: As in scikit-learn, within the limits that joblib sets to what runs inside it; ``None`` for all cores
+            that torch may use, which ``OMP_NUM_THREADS`` and ``torch.set_num_threads`` limit.
+    """
+    from joblib import effective_n_jobs
+
+    found: int = effective_n_jobs(-1 if n_jobs is None else n_jobs)
+    return min(found, torch.get_num_threads()) if n_jobs is None else found
+
+
+_limits = threading.Lock()
+_limited = 0
+_threads_before = 1
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Operations of torch run on the thread that calls them, so that sums do not depend on the number of cores.
+
+    The setting belongs to the process: the first to enter makes it and the last to leave takes it back.
+    """
+    global _limited, _threads_before
+    with _limits:
+        if not _limited:
+            _threads_before = torch.get_num_threads()
+        _limited += 1
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        with _limits:
+            _limited -= 1
+            if not _limited:
+                torch.set_num_threads(_threads_before)
+
+
+@cache
+def _pool(process: int) -> ThreadPoolExecutor:
+    """The threads of this process; a forked one has none of its parent's."""
+    return ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), thread_name_prefix="mpgelu")

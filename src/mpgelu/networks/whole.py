@@ -1,0 +1,131 @@
+"""Whole perceptrons in one native call: an answer to "can this description be done at once?", the rules otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpgelu import native
+from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moments
+from mpgelu.native import perceptron
+from mpgelu.networks.description import Description, Perceptron, describe, is_describable, perceptron_of
+from mpgelu.rules.dropout import mask_moments
+
+_WIDEST = 200  # units of a layer up to which covariances are faster here than by large matrix products
+_RELU: dict[str, perceptron.Nonlinearity] = {"dvi": "relu_dvi", "exact": "relu_exact"}
+
+
+def known_perceptron(network: nn.Module) -> Perceptron | None:
+    """The layers of a network of a kind that the kernels know; ``None`` for any other."""
+    found = perceptron_of(describe(network)) if is_describable(network) else None
+    if found is None or any(layer.gaussian or not layer.bias for layer in found.layers):
+        return None
+    return None if _nonlinearity(found.nonlinearity) is None else found
+
+
+def run_whole(found: Perceptron, state: Mapping[str, Tensor], value: Moments) -> DiagonalMoments | FullMoments | None:
+    """Outputs of M networks by one native call; ``None`` if it cannot do this: then the rules can.
+
+    Gradients flow to the parameters only. Moments with correlations between the inputs, a limited rank, or inputs that
+    need gradients are left to the rules.
+
+    Args:
+        found: Of :func:`known_perceptron`.
+        state: Parameters and buffers by their names in the network, each ``(M, ...)``.
+        value: Of mean ``(M, rows, n)``.
+
+    Returns:
+        Diagonal moments for diagonal ones, full moments for factored ones.
+    """
+    variance = _independent_variance(value)
+    if variance is None or value.mean.dim() != 3 or variance.shape != value.mean.shape:
+        return None
+    held = [state[name] for layer in found.layers for name in _names(layer)]
+    buffers = [state[layer.dropout + ".rate"] for layer in found.layers if layer.dropout]
+    if any(tensor.requires_grad for tensor in (value.mean, variance, *buffers)):
+        return None
+    if not perceptron.can_take(value.mean, variance, *held, *buffers):
+        return None
+    networks = _arrays(found, state)
+    if value.features != networks.widths[0]:
+        return None
+    if isinstance(value, FactoredMoments) and max(networks.widths[1:]) > _WIDEST:
+        return None
+    if isinstance(value, DiagonalMoments):
+        return DiagonalMoments(*perceptron.propagate(networks, value.mean, variance))
+    return FullMoments(*perceptron.propagate_exactly(networks, value.mean, variance))
+
+
+def as_function(network: nn.Module) -> Callable[[Any], Any]:
+    """A network as a function of moments ``(rows, n)`` that runs as a whole where it can; else the network itself."""
+    found = known_perceptron(network)
+    if found is None or any(module._forward_hooks or module._forward_pre_hooks for module in network.modules()):
+        return network
+
+    def run(value: Any) -> Any:
+        outputs = None
+        if isinstance(value, (DiagonalMoments, FactoredMoments)):
+            held = dict(network.named_parameters()) | dict(network.named_buffers())
+            outputs = run_whole(found, {name: tensor.unsqueeze(0) for name, tensor in held.items()}, _stacked(value))
+        if outputs is None:
+            return network(value)
+        return type(outputs)(*(part.squeeze(0) for part in _parts(outputs)))
+
+    return run
+
+
+def warn_if_slow(network: nn.Module) -> None:
+    """Warn once that kernels which would train this network are missing."""
+    single = all(p.dtype == torch.float32 and p.device.type == "cpu" for p in network.parameters())
+    known = getattr(network, "_perceptron", None) or known_perceptron(network)
+    if single and known is not None:
+        native.warn_if_missing()
+
+
+def _independent_variance(value: Moments) -> Tensor | None:
+    """Variances of moments without correlations, which keep to their type without a limit; else ``None``."""
+    if isinstance(value, DiagonalMoments):
+        return value.variance
+    if not isinstance(value, FactoredMoments) or value.blocks or value.max_rank not in (None, math.inf):
+        return None
+    return torch.zeros_like(value.mean) if value.residual is None else value.residual
+
+
+def _stacked(value: DiagonalMoments | FactoredMoments) -> DiagonalMoments | FactoredMoments:
+    """The same moments as those of one network in a stack; blocks are left as they are, for they are not taken."""
+    mean = value.mean.unsqueeze(0)
+    if isinstance(value, DiagonalMoments):
+        return DiagonalMoments(mean, value.variance.unsqueeze(0))
+    residual = None if value.residual is None else value.residual.unsqueeze(0)
+    return FactoredMoments(mean, value.blocks, residual, max_rank=value.max_rank)
+
+
+def _parts(value: DiagonalMoments | FullMoments) -> tuple[Tensor, Tensor]:
+    return value.mean, value.variance if isinstance(value, DiagonalMoments) else value.covariance
+
+
+def _names(layer: Any) -> tuple[str, str]:
+    return f"{layer.name}.weight", f"{layer.name}.bias"
+
+
+def _arrays(found: Perceptron, state: Mapping[str, Tensor]) -> perceptron.Perceptrons:
+    """The networks as plain arrays."""
+    weights, biases = zip(*([state[name] for name in _names(layer)] for layer in found.layers), strict=True)
+    no_dropout = weights[0].new_zeros(len(weights[0]))
+    rates = (state[f"{layer.dropout}.rate"] if layer.dropout else no_dropout for layer in found.layers)
+    masks = [mask_moments(rate, layer.rescale) for rate, layer in zip(rates, found.layers, strict=True)]
+    gains, noises = (torch.stack([torch.as_tensor(part) for part in parts], 1) for parts in zip(*masks, strict=True))
+    nonlinearity = _nonlinearity(found.nonlinearity)
+    assert nonlinearity is not None  # of a known perceptron
+    return perceptron.Perceptrons(weights, biases, gains, noises, nonlinearity)
+
+
+def _nonlinearity(layer: Description | None) -> perceptron.Nonlinearity | None:
+    """What the kernels call a nonlinearity, if they know it; any will do where there is none."""
+    if layer is None or layer.kind == "MPGELU":
+        return "mpgelu"
+    return _RELU[layer.settings["covariance"]] if layer.kind == "ReLU" else None

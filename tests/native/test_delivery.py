@@ -1,0 +1,136 @@
+"""The kernels as part of the package: built into the wheel, found without a compiler, missed in words."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mpgelu as mp
+from mpgelu import native
+
+ROOT = Path(__file__).parents[2]
+NEEDS_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+
+_USE = """
+import warnings, numpy, torch, mpgelu
+from mpgelu import native
+warnings.simplefilter("error", native.SlowWarning)
+print(native.status(), native.available())
+x = torch.linspace(-1, 1, 64)[:, None]
+net = mpgelu.network(1, hidden=(8,))
+try:
+    mpgelu.fit(net, mpgelu.HeteroscedasticGaussian(), (x, x[:, 0]), epochs=2)
+    mpgelu.fit(net, mpgelu.HeteroscedasticGaussian(), (x, x[:, 0]), epochs=2)
+except native.SlowWarning as warning:
+    print(warning)
+model = mpgelu.MPGELURegressor((8,), steps=5, random_state=0).fit(x.numpy(), x[:, 0].numpy())
+print(numpy.isfinite(model.predict(x.numpy())).all(), mpgelu.__file__)
+"""
+
+
+def _environment(folder: Path) -> Path:
+    """The Python of a new environment without a compiler, that finds the packages of this one but not mpgelu."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    here = next(Path(path) for path in sys.path if path.endswith("site-packages"))
+    (target,) = folder.glob("lib/python*/site-packages")
+    (target / "others.pth").write_text(f"{here}\n")
+    return folder / "bin" / "python"
+
+
+def _used(python: Path) -> list[str]:
+    environment = {"PATH": str(python.parent), "OMP_NUM_THREADS": "1", "HOME": str(python.parent)}
+    command = [str(python), "-I", "-c", _USE]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def _install(wheel: Path, python: Path) -> Path:
+    """Unpack a wheel where the environment finds it first."""
+    (target,) = python.parents[1].glob("lib/python*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(target)
+    return target
+
+
+@NEEDS_COMPILER
+def test_a_wheel_brings_its_kernels_where_there_is_no_compiler(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
+    shutil.copytree(ROOT / "src", source / "src", ignore=ignored)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
+        shutil.copy(ROOT / name, source)
+    command = [sys.executable, "setup.py", "--quiet", "bdist_wheel", "--dist-dir", str(tmp_path)]
+    subprocess.run(command, cwd=source, capture_output=True, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert "-abi3-" in wheel.name
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith((".c", ".h"))]
+    python = _environment(tmp_path / "environment")
+    target = _install(wheel, python)
+    status, predicted = _used(python)
+    assert status.startswith("compiled, ")
+    assert status.endswith("True")
+    assert predicted == f"True {target}/mpgelu/__init__.py"
+    next(target.glob("mpgelu/native/_kernels*")).unlink()  # as where the package was built without a compiler
+    status, warning, predicted = _used(python)
+    assert status.endswith("installed without a C compiler; install one, then mpgelu again False")
+    assert warning.startswith("fit: no compiled kernels (the package was installed without a C compiler")
+    assert predicted.startswith("True ")
+
+
+def test_a_damaged_library_is_missed_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_FOLDER", tmp_path)
+    (tmp_path / native._FILE).write_bytes(b"not a library")
+    assert native._missing.__wrapped__().startswith("they cannot be loaded: ")
+    source = tmp_path / "kernels.h"
+    source.touch()
+    os.utime(tmp_path / native._FILE, (0, 0))
+    assert native._missing.__wrapped__() == "they are older than their source; run make kernels"
+
+
+def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    with native.disabled():
+        assert not native.available()
+        assert native.status() == "switched off"
+        native.warn_if_missing()  # says nothing: it was wanted
+    code = "from mpgelu import native; print(native.available(), native.status())"
+    environment = os.environ | {"MPGELU_NATIVE": "0"}
+    shown = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert shown.stdout == "False switched off\n"
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "src/mpgelu/native").glob("*.c")))
+def test_every_file_compiles_on_its_own_without_a_warning(name: str) -> None:
+    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-fopenmp-simd", "-fsyntax-only"]
+    subprocess.run(["cc", *flags, ROOT / "src/mpgelu/native" / name], check=True)
+
+
+@pytest.mark.skipif(not native.available(), reason="needs the compiled kernels")
+@pytest.mark.parametrize("nonlinearity", ["mpgelu", "relu"])
+@pytest.mark.parametrize("kind", [mp.DiagonalMoments, mp.FactoredMoments])
+def test_variants_agree(nonlinearity: Any, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = mp.Stack([mp.paper_network(4, nonlinearity=nonlinearity, rate=0.1) for _ in range(2)])
+    x = torch.randn(2, 21, 4)
+    found = []
+    order = ["baseline", "avx2", "avx512"]
+    for variant in order[: order.index(native.variant()) + 1]:
+        monkeypatch.setattr(native, "variant", lambda name=variant: name)
+        stack.zero_grad()
+        after = stack(kind.certain(x))
+        (after.mean.sum() + after.variance.sum()).backward()
+        found.append([after.mean, after.variance, *(p.grad for p in stack.parameters() if p.grad is not None)])
+    for other in found[1:]:
+        for ours, theirs in zip(found[0], other, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_wrong_kind_of_tensor() -> None:
+    with pytest.raises(TypeError, match=r"takes contiguous float32 on the CPU, got torch\.DoubleTensor"):
+        native.run("diagonal_forward", (), (torch.ones(2).double(),), ())

@@ -1,0 +1,132 @@
+"""Independent tasks on threads: results in order, errors, nesting, forks, limits, and the same bits for any number."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+
+import joblib
+import numpy as np
+import pytest
+import torch
+
+import mpgelu as mp
+from mpgelu.native.threads import job_count, one_thread_each, run_all, spans
+
+
+def test_results_come_in_order_from_several_threads() -> None:
+    both = threading.Barrier(2, timeout=10)  # passed only by two tasks at the same time
+
+    def task(number: int) -> int:
+        if number < 2:
+            both.wait()
+        return number
+
+    assert run_all([partial(task, number) for number in range(7)], threads=2) == list(range(7))
+
+
+def test_an_error_ends_the_work_and_is_raised() -> None:
+    seen = []
+
+    def task(number: int) -> None:
+        seen.append(number)
+        if number == 1:
+            raise ValueError("of task 1")
+        time.sleep(0.01)
+
+    for threads in (1, 2):
+        seen.clear()
+        with pytest.raises(ValueError, match="of task 1"):
+            run_all([partial(task, number) for number in range(50)], threads)
+        assert len(seen) < 10
+    assert run_all([lambda: 3, lambda: 4], 2) == [3, 4]  # the pool is still good
+
+
+def test_tasks_inside_a_task_run_in_its_thread() -> None:
+    def inner() -> set[int]:
+        return set(run_all([threading.get_ident] * 4, threads=4))
+
+    for found in run_all([inner] * 4, threads=2):
+        assert len(found) == 1
+
+
+def test_a_forked_process_has_a_pool_of_its_own() -> None:
+    code = (
+        "import os\nfrom mpgelu.native.threads import run_all\n"
+        "run_all([int] * 4, 2)\nchild = os.fork()\nprint(run_all([int] * 4, 2), flush=True)\n"
+        "os._exit(0) if child == 0 else os.waitpid(child, 0)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert shown == "[0, 0, 0, 0]\n" * 2
+
+
+@pytest.mark.parametrize(("count", "parts"), [(1, 4), (7, 3), (6, 1), (5, 0), (8, 8)])
+def test_spans_cover_everything_once(count: int, parts: int) -> None:
+    found = spans(count, parts)
+    assert [i for part in found for i in range(count)[part]] == list(range(count))
+    assert len(found) <= max(1, parts)
+
+
+def test_number_of_jobs() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert job_count(None) == 1
+    finally:
+        torch.set_num_threads(before)
+    assert job_count(3) == 3
+    assert job_count(-1) == os.cpu_count() or job_count(-1) == joblib.cpu_count()
+    nested = joblib.Parallel(n_jobs=2, backend="threading")(joblib.delayed(job_count)(None) for _ in range(2))
+    assert nested == [1, 1]
+
+
+def test_torch_has_its_threads_back() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with one_thread_each():
+            assert torch.get_num_threads() == 1
+            with one_thread_each():
+                pass
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_bits_of_an_estimator_do_not_depend_on_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpgelu.estimators.regressor._ROWS_AT_ONCE", 16)  # several chunks
+    random = np.random.default_rng(0)
+    X = random.normal(size=(60, 3))
+    y = X[:, 0] ** 2 + 0.1 * random.normal(size=60)
+    one, two = (mp.MPGELURegressor((16,), steps=12, random_state=0, n_jobs=jobs).fit(X, y) for jobs in (1, 2))
+    for ours, theirs in zip(one.ensemble_.state_dict().values(), two.ensemble_.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert np.array_equal(one.predict(X, return_std=True), two.predict(X, return_std=True))
+    assert np.array_equal(one.predict_interval(X), two.predict_interval(X))
+
+
+def test_bits_of_a_stack_do_not_depend_on_the_number_of_threads() -> None:
+    stack, x = mp.Stack([mp.network(3, (20, 20), rate=0.1) for _ in range(5)]), torch.randn(5, 300, 3)
+
+    def result(threads: int) -> list[torch.Tensor]:
+        torch.set_num_threads(threads)
+        stack.zero_grad()
+        after = stack(mp.FactoredMoments.certain(x))
+        (after.mean.sin().sum() + after.covariance.sum()).backward()
+        return [
+            after.mean.detach(),
+            after.covariance.detach(),
+            *(p.grad for p in stack.parameters() if p.grad is not None),
+        ]
+
+    before = torch.get_num_threads()
+    try:
+        for one, two in zip(result(1), result(2), strict=True):
+            assert torch.equal(one, two)
+    finally:
+        torch.set_num_threads(before)
