@@ -29,6 +29,7 @@ _DESCRIPTION = {
     "noise": Optional(_STACKS[0], null=True),
 }
 _MOST_NETWORKS = 100_000
+_MIXED_AS_MEMBERS = (HeteroscedasticGaussian, HeavyTailedGaussian)  # a subclass may mean something else by its outputs
 
 
 class Ensemble(nn.Module):
@@ -232,7 +233,7 @@ def _(model: Ensemble, caller: str, *, features: int | Sequence[str] | None = No
         noise=model.noise,
         spread=float(model.spread),
         whole=model,
-        members=MemberOutputs(model) if isinstance(model.likelihood, HeteroscedasticGaussian) else None,
+        members=MemberOutputs(model) if type(model.likelihood) in _MIXED_AS_MEMBERS else None,
     )
 
 

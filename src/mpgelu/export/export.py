@@ -113,7 +113,7 @@ def _results(features: Any, parts: Parts, levels: Sequence[float]) -> dict[str, 
     from mpgelu.export.distribution import distribution
 
     names = ("mean", "stddev", "epistemic_std", "aleatoric_std")
-    if not isinstance(parts.likelihood, Gaussian | HeteroscedasticGaussian):
+    if type(parts.likelihood) not in (Gaussian, HeteroscedasticGaussian) and parts.members is None:
         found = traced.whole(features, parts, levels)
         results: dict[str, Any] = {name: (value, ["rows"]) for name, value in zip(names, found, strict=False)}
         return results | ({"quantiles": (found[4], ["rows", len(levels)])} if levels else {})

@@ -76,7 +76,8 @@ def outputs(x: Value, networks: Sequence[nn.Module], moments: type[Moments], sca
         shift: ``(outputs,)``.
     """
     sized = (size for module in networks[0].modules() if isinstance(size := getattr(module, "in_features", 0), int))
-    mean, variance = _traced(_Moments(networks, moments).float(), x, next((size for size in sized if size), 1))
+    features, row_axis = next((size for size in sized if size), 1), int(len(networks) > 1)
+    mean, variance = _traced(_Moments(networks, moments).float(), x, features, row_axis)
     correlated = moments is not DiagonalMoments and len(scale) == 2
     first, second = PAIRS if correlated else (slice(None), slice(None))
     order = [2, 0, 1] if len(networks) > 1 else [1, 0]
@@ -101,7 +102,7 @@ def member_outputs(
         shift: ``(2,)``.
         extra: Variance to add to that of each mean, ``(rows,)``; ``None`` for none.
     """
-    mean, variance = _traced(members, x, features)
+    mean, variance = _traced(members, x, features, row_axis=1)
     variance = variance * (scale * OF_FLUCTUATIONS) ** 2
     if extra is not None:
         variance = variance + extra.reshape(-1, 1) * np.array([1.0, 0.0])
@@ -129,18 +130,20 @@ class _Whole(nn.Module):
         summary = predictive.mean, predictive.stddev, *parts
         if not self.levels:
             return summary
-        return *summary, torch.stack([_quantile(predictive, level) for level in self.levels], -1)
+        return *summary, _quantiles(predictive, self.levels)
 
 
-def _quantile(predictive: Predictive, level: float) -> Tensor:
-    """By bisection between bounds that hold all components, a fixed number of steps as a graph needs."""
+def _quantiles(predictive: Predictive, levels: Sequence[float]) -> Tensor:
+    """By bisection between bounds that hold all components, a fixed number of steps as a graph needs; (rows, levels)."""
     reach = _REACH * predictive.variances.sqrt()
-    lower, upper = (predictive.means - reach).amin(-1), (predictive.means + reach).amax(-1)
-    weights, scales = predictive.log_weights.exp(), (2 * predictive.variances.clamp_min(_TINY)).sqrt()
+    bounds = (predictive.means - reach).amin(-1, keepdim=True), (predictive.means + reach).amax(-1, keepdim=True)
+    wanted = predictive.means.new_tensor(levels)
+    lower, upper = (bound.expand(-1, len(levels)) for bound in bounds)
+    means, weights = predictive.means.unsqueeze(-2), 0.5 * predictive.log_weights.exp().unsqueeze(-2)
+    scales = (2 * predictive.variances.clamp_min(_TINY)).sqrt().unsqueeze(-2)
     for _ in range(_BISECTIONS):
         middle = (lower + upper) / 2
-        ratio = (middle.unsqueeze(-1) - predictive.means) / scales
-        below = (weights * 0.5 * torch.erfc(-ratio)).sum(-1) < level
+        below = (weights * torch.erfc((means - middle.unsqueeze(-1)) / scales)).sum(-1) < wanted
         lower, upper = torch.where(below, middle, lower), torch.where(below, upper, middle)
     return (lower + upper) / 2
 
@@ -155,11 +158,11 @@ def whole(x: Value, parts: Parts, levels: Sequence[float]) -> list[Value]:
         parts: The model.
         levels: Probabilities of the quantiles.
     """
-    return _traced(_Whole(parts, levels), x, len(parts.feature_names))
+    return _traced(_Whole(parts, levels), x, len(parts.feature_names), row_axis=0)
 
 
-def _traced(module: nn.Module, x: Value, features: int) -> list[Value]:
-    """The nodes of a module that takes ``(rows, features)``."""
+def _traced(module: nn.Module, x: Value, features: int, row_axis: int) -> list[Value]:
+    """The nodes of a module that takes ``(rows, features)`` and gives tensors with the rows in ``row_axis``."""
     from torch._inductor import inductor_prims
 
     fma = getattr(inductor_prims, "fma", None)  # newer versions of torch have it
@@ -177,4 +180,12 @@ def _traced(module: nn.Module, x: Value, features: int) -> list[Value]:
         except torch.onnx.OnnxExporterError as error:
             raise InputError(f"export_onnx: torch cannot trace this network: {str(error).splitlines()[0]}") from error
     assert program is not None
-    return x.graph.include(program.model_proto, x)
+    found = x.graph.include(program.model_proto, _at_least_one_row(x))
+    rows = x.op("Shape", end=1)
+    return [part.op("Slice", [0], rows, [row_axis]) for part in found]
+
+
+def _at_least_one_row(x: Value) -> Value:
+    """Zeros in place of no rows: onnxruntime does not reduce arrays without entries, as traced nodes would."""
+    missing = (1 - x.op("Shape", end=1)).op("Max", np.array([0]))
+    return x.op("Pad", x.graph.op("Concat", np.array([0, 0]), missing, np.array([0]), axis=0))
