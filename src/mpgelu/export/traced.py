@@ -134,7 +134,7 @@ class _Whole(nn.Module):
 
 
 def _quantiles(predictive: Predictive, levels: Sequence[float]) -> Tensor:
-    """By bisection between bounds that hold all components, a fixed number of steps as a graph needs; (rows, levels)."""
+    """By bisection between bounds that hold all components, in a fixed number of steps; ``(rows, levels)``."""
     reach = _REACH * predictive.variances.sqrt()
     bounds = (predictive.means - reach).amin(-1, keepdim=True), (predictive.means + reach).amax(-1, keepdim=True)
     wanted = predictive.means.new_tensor(levels)
