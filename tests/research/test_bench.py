@@ -10,7 +10,10 @@ from mpgelu.cli import app
 from mpgelu.moments import FullMoments
 from mpgelu.research.bench import report
 from mpgelu.research.bench.baselines import MCDropout, SharedMasks, exact_by_hand, paper_relu
+from mpgelu.research.bench.feature_errors import by_set
 from mpgelu.research.bench.measure import in_turns, special_functions
+
+SIZES = {"worst": 0.0123, "average": 0.0099, "se": 0.0041}
 
 
 def test_the_hand_written_baselines_compute_the_same() -> None:
@@ -78,7 +81,9 @@ def test_factored_needs_as_many_special_functions_as_diagonal() -> None:
 def test_smoke_run_writes_everything(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- bench:start -->\nold\n<!-- bench:end -->\nafter\n")
-    arguments = ["--quick", "--no-compiled", "--rounds", "1", "-o", str(tmp_path / "out")]
+    docs = tmp_path / "docs.md"
+    docs.write_text("before\n<!-- feature-errors:start -->\nold\n<!-- feature-errors:end -->\nafter\n")
+    arguments = ["--quick", "--no-compiled", "--rounds", "1", "-o", str(tmp_path / "out"), "--docs", str(docs)]
     result = CliRunner().invoke(app, ["bench", *arguments, "--json", str(tmp_path / "b.json"), "--readme", str(readme)])
     assert result.exit_code == 0, result.output
     results = json.loads((tmp_path / "b.json").read_text())
@@ -90,11 +95,41 @@ def test_smoke_run_writes_everything(tmp_path: Path) -> None:
     assert max(errors["MP-GELU exact (factored)"]) < 1e-3 < min(errors["MC dropout, 10 draws"])
     for name in ("inference", "training", "latency", "growth", "counts", "accuracy"):
         assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    (errors_of_features,) = results["feature-errors"]
+    for name in ("mean", "stddev"):
+        assert 0 < errors_of_features[f"{name} average"] <= errors_of_features[f"{name} worst"]
+        assert errors_of_features[f"{name} worst"] < 5 * errors_of_features[f"{name} se"] + 0.05
+    assert "| 0.05: mean, in standard deviations | " in docs.read_text()
+    assert "old" not in docs.read_text()
     text = readme.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
     assert "| MP-GELU exact (factored) |" in text
+
+
+def test_the_table_of_feature_errors_has_a_column_for_each_set() -> None:
+    sizes = {f"{name} {word}": value for name in ("mean", "stddev") for word, value in SIZES.items()}
+    rows = [{"set": name, "error": error, **sizes} for name in ("boston", "yacht") for error in (0.05, 0.2)]
+    table = by_set(rows)
+    assert [line["error"] for line in table] == [
+        f"{error}: {words}"
+        for error in ("0.05", "0.2")
+        for words in ("mean, in standard deviations", "standard deviation")
+    ]
+    assert table[0] == {
+        "error": "0.05: mean, in standard deviations",
+        "Boston": "0.012 (0.010; 0.004)",
+        "Yacht": "0.012 (0.010; 0.004)",
+    }
+    assert table[1]["Yacht"] == "1.2% (1.0%; 0.4%)"
+
+
+def test_a_table_of_what_is_not_measured_is_refused(tmp_path: Path) -> None:
+    for arguments in (["--sections", "counts", "--docs", "x.md"], ["--sections", "feature-errors", "--docs", "x.md"]):
+        result = CliRunner().invoke(app, ["bench", *arguments, "-o", str(tmp_path)])
+        assert result.exit_code != 0
+        assert "--docs" in str(result.exception)
 
 
 def test_targets_are_ratios_of_one_run() -> None:

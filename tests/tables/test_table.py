@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mpgelu.errors import DataError
+from mpgelu.errors import DataError, InputError
 from mpgelu.storage.files import check_writable
 from mpgelu.tables import CellError, Sink, Source, TableEncoder
 from mpgelu.tables.cells import Cells
@@ -274,6 +274,8 @@ def test_missing_cells_can_be_refused() -> None:
     encoder = TableEncoder.learn(table(a=["1", "2", "3"]), missing="error")
     with pytest.raises(CellError, match="column 'a', row 1: missing value"):
         encoder.encode(table(a=["?"]))
+    with pytest.raises(InputError, match="`missing`: must be 'impute' or 'error', got 'nonsense'"):
+        TableEncoder.learn(table(a=["1", "2", "3"]), missing="nonsense")  # type: ignore[arg-type]
 
 
 def test_columns_that_lack_are_named_and_others_ignored() -> None:

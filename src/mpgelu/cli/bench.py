@@ -17,7 +17,10 @@ def bench(
     ),
     json: Annotated[Path | None, typer.Option(help="Write the numbers to this file too.")] = None,
     sections: Annotated[
-        str, typer.Option(help="inference, training, models, latency, growth, counts, conversion, accuracy, onnx.")
+        str,
+        typer.Option(
+            help="inference, training, models, latency, growth, counts, conversion, accuracy, feature-errors, onnx."
+        ),
     ] = "all",
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of every method; the best counts.")] = 9,
@@ -25,6 +28,7 @@ def bench(
     keep: Annotated[bool, typer.Option(help="Keep sections of an earlier run that are not measured now.")] = False,
     quick: Annotated[bool, typer.Option(help="A smoke run on tiny sizes; the numbers mean nothing.")] = False,
     readme: Annotated[Path | None, typer.Option(help="Write the table of inference times into this file.")] = None,
+    docs: Annotated[Path | None, typer.Option(help="Write the table of feature errors into this file.")] = None,
 ) -> None:
     """Measure speed: all methods in one process, in turns, ratios beside times.
 
@@ -37,6 +41,10 @@ def bench(
     check_readme(readme)
     if readme is not None and "inference" not in names:
         raise InputError("--readme: its table is that of the section inference, which is not among --sections")
+    if docs is not None and "feature-errors" not in names:
+        raise InputError("--docs: its table is that of the section feature-errors, which is not among --sections")
+    if docs is not None and not docs.is_file():
+        raise InputError(f"--docs: there is no file {docs}; the table is written between marks that it holds")
     make_folder(output)
     results = run(names, rounds=rounds, threads=threads, compiled=compiled, quick=quick)
     results = report.merged(results, output) if keep else results
@@ -45,5 +53,7 @@ def bench(
         report.write_json(results, json)
     if readme is not None:
         report.update_readme(results, readme)
+    if docs is not None:
+        report.update_docs(results, docs)
     print_rows("targets", report.targets(results))
     typer.echo(f"numbers, tables and figures: {output}")

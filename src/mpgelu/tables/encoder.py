@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import pandas as pd
@@ -205,6 +205,8 @@ class TableEncoder:
         Raises:
             CellError: A column is of dates, has words among its numbers, or an infinite number.
         """
+        if missing not in get_args(Missing):
+            raise InputError(f"`missing`: must be 'impute' or 'error', got {missing!r}")
         frame = with_plain_names(frame)
         drop, categorical = set(drop), set(categorical)
         columns: list[Numeric | Categorical] = []

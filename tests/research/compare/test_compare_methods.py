@@ -12,7 +12,9 @@ from scipy import optimize, stats
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
-from mpgelu import MPGELURegressor
+from mpgelu import MPGELU, Dropout, MPGELURegressor, ReLU
+from mpgelu.estimators.recipe import settings_of
+from mpgelu.layers import Periodic
 from mpgelu.predictive import Predictive
 from mpgelu.research.compare import ablations, gaussian_process, methods, neural_peers
 from mpgelu.research.compare.gaussian_process import GaussianProcess
@@ -244,9 +246,45 @@ def test_deep_ensemble_of_our_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ablations, "DeepEnsemble", Ensemble)
     for rows in (300, 1000, 9000):
         ablations.SameSizeEnsemble(3).fit(np.zeros((rows, 2)), np.zeros(rows))
-    assert [arguments[0] for arguments in made] == [(128, 128)] * 3
-    assert [arguments[2] for arguments in made] == [10] * 3
-    assert [arguments[3] for arguments in made] == [(64, 1200), (64, 4000), (256, 4756)]
+        settings = settings_of(MPGELURegressor(), rows, 2)
+        trained_long = settings.folds * sum(kind.effort == 1 for kind in settings.kinds)
+        assert made.pop() == (settings.kinds[0].hidden, 3, trained_long, (settings.batch_size, settings.steps))
+
+
+def layers_of(name: str) -> list[set[type]]:
+    """Types of the layers of each kind of networks of an ablation, for two features."""
+    settings = settings_of(MPGELURegressor(**ablations.OURS[name][1]), 60, 2)
+    made = (settings.network(2, kind, 2) for kind in settings.kinds)
+    return [{type(layer) for layer in network.modules()} for network in made]
+
+
+def test_ablations_leave_out_what_they_say() -> None:
+    assert any(Dropout in layers for layers in layers_of("plain"))  # as the default has
+    assert not any(Dropout in layers for layers in layers_of("no-dropout"))
+    assert len(layers_of("no-dropout")) == len(layers_of("constant"))
+    pairs = list(zip(layers_of("moments"), layers_of("relu-moments"), strict=True))
+    assert pairs
+    for mpgelu, relu in pairs:
+        assert mpgelu - {MPGELU} == relu - {ReLU}
+        assert MPGELU in mpgelu
+        assert ReLU in relu
+        assert Dropout in relu
+    assert not any(Periodic in layers for layers in layers_of("plain")[:1])
+
+
+def test_one_network_is_the_first_of_one_kind() -> None:
+    X, y = problem(60)
+    one = ablations.OneNetwork(0)
+    one.model.set_params(steps=10, hidden=(8,))
+    one.fit(X, y)
+    predicted = one.predict_distribution(X[:7])
+    whole = one.model.ensemble_
+    outputs = whole.outputs(torch.from_numpy(X[:7]))[0]
+    assert isinstance(outputs, torch.Tensor)
+    first = outputs[0, :, 0].double()
+    torch.testing.assert_close(predicted.mean, first * whole.target_scale + whole.target_mean)
+    assert (predicted.epistemic_variance < 1e-6 * predicted.aleatoric_variance).all()  # there is none to disagree with
+    assert (predicted.aleatoric_variance > 0).all()
 
 
 def test_an_ensemble_may_have_more_layers_and_members() -> None:

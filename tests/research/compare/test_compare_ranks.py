@@ -63,6 +63,18 @@ def test_our_settings_do_not_compete_with_each_other() -> None:
     assert table["rank"].to_dict() == {"mpgelu": 1, "mpgelu-fast": 1, "catboost": 2}
 
 
+def test_nobody_is_first_for_being_alone() -> None:
+    records = [
+        *scored("mpgelu", "boston", [2.0] * 5),
+        *scored("catboost", "boston", [1.0] * 5),
+        *scored("mpgelu", "yacht", [2.0] * 5),  # no peer
+        *scored("catboost", "energy", [1.0] * 5),  # not ours
+    ]
+    table = ranks(pd.DataFrame(records), "crps").set_index("method")
+    assert table["sets"].to_dict() == {"catboost": 1, "mpgelu": 1}
+    assert table["first"].to_dict() == {"catboost": 1, "mpgelu": 0}
+
+
 def test_the_best_peer_is_tested_with_the_corrected_variance() -> None:
     ours, theirs = [1.0, 1.2, 0.9, 1.1, 1.0], [1.5, 1.6, 1.6, 1.5, 1.4]
     records = [

@@ -56,7 +56,7 @@ def test_the_summary_averages_inside_and_outside(results: list[ToyResult]) -> No
     summary, grid = result.summary(), result.grid.tolist()
     for name, values in (
         ("stddev", result.predictive.stddev),
-        ("epistemic", result.predictive.epistemic_variance.sqrt()),
+        ("epistemic_std", result.predictive.epistemic_variance.sqrt()),
     ):
         inside = [value for x, value in zip(grid, values.tolist(), strict=True) if abs(x) <= 0.5]
         outside = [value for x, value in zip(grid, values.tolist(), strict=True) if abs(x) > 0.5]

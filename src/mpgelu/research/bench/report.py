@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
 from mpgelu import native
+from mpgelu.research.bench.feature_errors import by_set
 from mpgelu.research.bench.sections import Rows
 from mpgelu.storage.files import write_atomically, write_between
 
@@ -203,6 +204,17 @@ def update_readme(results: Results, readme: Path) -> None:
     rows = [{"milliseconds": name} | {f"n = {width}": ms.get((name, width), "-") for width in widths} for name in names]
     rows_told = f"{results['rows']} rows, {results['features']} features, two hidden layers of n units, float32. "
     write_between(readme, "bench", f"{rows_told}{_where(results)}\n\n{markdown(rows)}")
+
+
+def update_docs(results: Results, page: Path) -> None:
+    """Replace the table between a page's ``feature-errors`` marks by the measured one."""
+    rows = results["feature-errors"]
+    told = (
+        f"Models of split 0 with {rows[0]['steps']} steps and else the defaults, the first {rows[0]['rows']} test "
+        f"rows, {rows[0]['draws']:,} random inputs for each, errors of all features at once. Largest difference "
+        "(average; largest standard error of the random inputs):"
+    )
+    write_between(page, "feature-errors", f"{told}\n\n{markdown(by_set(rows))}")
 
 
 def _where(results: Results) -> str:

@@ -12,6 +12,7 @@ from mpgelu import native
 from mpgelu.research.bench.accuracy import accuracy
 from mpgelu.research.bench.conversion import conversion
 from mpgelu.research.bench.deployment import onnx_latency
+from mpgelu.research.bench.feature_errors import feature_errors
 from mpgelu.research.bench.report import Results, environment
 from mpgelu.research.bench.sections import FEATURES, Rows, Settings
 from mpgelu.research.bench.sections import SECTIONS as IN_TORCH
@@ -20,6 +21,7 @@ SECTIONS: dict[str, Callable[[Settings], Rows]] = {
     **IN_TORCH,
     "conversion": conversion,
     "accuracy": accuracy,
+    "feature-errors": feature_errors,
     "onnx": onnx_latency,
 }
 

@@ -1,40 +1,82 @@
 """What each part of our estimator buys: the estimator without it, under otherwise equal conditions.
 
-`OURS` is data, constructor arguments of `MPGELURegressor`: it and `SameSizeEnsemble` are all that must follow when the
-recipe of the estimator changes.
+`OURS` is data, constructor arguments of `MPGELURegressor`. `OneNetwork` and `SameSizeEnsemble` take their sizes from
+the estimator's recipe and follow when it changes.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import nn
+
+from mpgelu.estimators import Ensemble, MPGELURegressor
+from mpgelu.estimators.recipe import Kind, settings_of
+from mpgelu.estimators.recipe.networks import default_network
 from mpgelu.layers import ReLU
-from mpgelu.networks import network
+from mpgelu.moments import DiagonalMoments
+from mpgelu.networks import Stack, network
 from mpgelu.predictive import Predictive
 from mpgelu.research.compare.interface import Rows
 from mpgelu.research.compare.neural_peers import DeepEnsemble
 
-_NETWORKS = 10  # of the kinds that the default trains longest
-_HIDDEN = (128, 128)
+
+def without_dropout(features: int, kind: Kind, outputs: int) -> nn.Module:
+    """The default's networks with all rates at zero."""
+    return default_network(features, replace(kind, rate=0.0), outputs)
 
 
-def _relu(features: int, kind: Any, outputs: int) -> Any:
+def with_relu(features: int, kind: Kind, outputs: int) -> nn.Module:
     """The default's networks with ReLU between their layers, and so with ReLU's moments where there is dropout."""
     return network(features, kind.hidden, outputs, nonlinearity=ReLU, rate=kind.rate, embedding=kind.sigma)
 
 
+_ONE_KIND: dict[str, Any] = {"sigma": 0.4, "brief": False}
+_DROPOUT: dict[str, Any] = {"sigma": None, "rate": (0.001, 0.01, 0.1), "brief": False, "moments": DiagonalMoments}
+
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
+    "no-dropout": ("all rates zero", {"network": without_dropout}),
     "plain": ("no embedding", {"sigma": None}),
     "no-brief": ("no brief networks, no process", {"brief": False}),
-    "one-kind": ("five networks of one kind", {"sigma": 0.4, "brief": False}),
-    "mpgelu-moments": ("MP-GELU with dropout alone", {"sigma": None, "rate": (0.001, 0.01, 0.1), "brief": False}),
-    "relu": ("ReLU", {"network": _relu}),
+    "one-kind": ("five networks of one kind", _ONE_KIND),
+    "moments": ("dropout alone, MP-GELU moments", _DROPOUT),
+    "relu-moments": ("dropout alone, ReLU moments", {**_DROPOUT, "network": with_relu}),
     "constant": ("constant noise", {"noise": "homoscedastic"}),
 }
 
 
+class OneNetwork:
+    """One network of our estimator, the first of five of one kind, with the noise that held-out rows taught.
+
+    The noise and its width are learned from rows that each network alone has not seen, so they are those of one.
+
+    Args:
+        seed: Of the estimator.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.model = MPGELURegressor(**_ONE_KIND, random_state=seed)
+
+    def fit(self, X: Rows, y: Rows) -> None:
+        """Train the five and keep the first."""
+        whole = self.model.fit(X, y).ensemble_
+        stack = Stack(whole.each_stack()[0].unstack()[:1])
+        weight, target = torch.ones(1, dtype=torch.float64), (whole.target_mean, whole.target_scale)
+        held = whole.likelihood, whole.scaling, *target, whole.moment_type, whole.noise
+        self.ensemble = Ensemble([stack], weight, *held).requires_grad_(False)
+
+    def predict_distribution(self, X: Rows) -> Predictive:
+        """The network's distribution."""
+        predicted: Predictive = self.ensemble(torch.from_numpy(X))
+        return predicted
+
+
 class SameSizeEnsemble:
-    """A plain deep ensemble with as many networks, units and passes as the default, scored as the mixture.
+    """A plain deep ensemble with as many networks, units and steps as those that the default trains longest.
+
+    Scored as the mixture.
 
     Args:
         seed: Of weights, batches and held-out rows.
@@ -45,10 +87,10 @@ class SameSizeEnsemble:
 
     def fit(self, X: Rows, y: Rows) -> None:
         """Train all networks side by side."""
-        rows = len(y)
-        size = 32 if rows < 300 else 64 if rows < 1_500 else 128 if rows < 5_000 else 256
-        passes = min(256.0, 280_000 * max(1.0, rows / 1_400) ** 0.67 / (0.8 * rows))
-        self.ensemble = DeepEnsemble(_HIDDEN, self.seed, _NETWORKS, (size, max(50, round(passes * rows / size))))
+        settings = settings_of(MPGELURegressor(random_state=self.seed), *X.shape)
+        long = [kind for kind in settings.kinds if kind.effort == 1]
+        budget = settings.batch_size, settings.steps
+        self.ensemble = DeepEnsemble(long[0].hidden, self.seed, settings.folds * len(long), budget)
         self.ensemble.fit(X, y)
 
     def predict_distribution(self, X: Rows) -> Predictive:

@@ -120,6 +120,13 @@ METHODS: dict[str, Recipe] = {
         f"mpgelu-{name}": _ours(f"MP-GELU, {title}", settings, part=True)
         for name, (title, settings) in ablations.OURS.items()
     },
+    "mpgelu-one": Recipe(
+        "MP-GELU, one network",
+        lambda dataset, seed: ablations.OneNetwork(seed),
+        _ESTIMATOR,
+        "mpgelu",
+        part_of_ours=True,
+    ),
     "deep-ensemble-same-size": Recipe(
         "deep ensemble of our size, mixture", _seeded(ablations.SameSizeEnsemble), part_of_ours=True
     ),

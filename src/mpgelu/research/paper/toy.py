@@ -50,8 +50,8 @@ class ToyResult:
         return {
             "stddev_inside": total[inside].mean().item(),
             "stddev_outside": total[~inside].mean().item(),
-            "epistemic_inside": epistemic[inside].mean().item(),
-            "epistemic_outside": epistemic[~inside].mean().item(),
+            "epistemic_std_inside": epistemic[inside].mean().item(),
+            "epistemic_std_outside": epistemic[~inside].mean().item(),
             "epistemic_share_inside": (epistemic[inside].square().mean() / total[inside].square().mean()).item(),
             "epistemic_share_outside": (epistemic[~inside].square().mean() / total[~inside].square().mean()).item(),
         }

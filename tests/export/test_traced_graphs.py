@@ -1,0 +1,90 @@
+"""Graphs of models that torch's exporter traces: no rows, and likelihoods that mean something of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mpgelu as mp
+from mpgelu import InputError, Predictive
+from mpgelu.export import export_onnx
+from mpgelu.likelihoods import HeavyTailedGaussian, Likelihood
+from mpgelu.moments import Moments
+
+LEVELS = (0.05, 0.5, 0.95)
+
+
+class Moved(mp.HeteroscedasticGaussian):
+    """The same outputs, but they mean a target that is ten higher."""
+
+    def predictive(self, moments: Moments | Tensor, nodes: int = 32) -> Predictive:
+        usual = super().predictive(moments, nodes)
+        return usual.affine(1.0, usual.mean.new_tensor(10.0))
+
+
+class MovedOfOne(mp.Gaussian):
+    """The same for one output."""
+
+    def predictive(self, moments: Moments | Tensor, nodes: int = 32) -> Predictive:
+        usual = super().predictive(moments, nodes)
+        return usual.affine(1.0, usual.mean.new_tensor(10.0))
+
+
+def run(path: Path, x: Any) -> list[Any]:
+    found: list[Any] = onnxruntime.InferenceSession(path).run(None, {"features": np.asarray(x, np.float32)})
+    return found
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [HeavyTailedGaussian(0.2, 3.0, 0.01, 0.5), Moved(), MovedOfOne(0.3)],
+    ids=["heavy tails", "two outputs", "one output"],
+)
+def test_a_subclass_of_a_likelihood_is_not_taken_for_it(likelihood: Likelihood, tmp_path: Path) -> None:
+    """A graph of the parent's form would hold other numbers without a word."""
+    torch.manual_seed(0)
+    network, x = mp.network(3, (8,), likelihood.outputs), torch.randn(5, 3)
+    export_onnx(network, tmp_path / "model.onnx", (), likelihood=likelihood)
+    mean, stddev, *_ = run(tmp_path / "model.onnx", x)
+    with torch.no_grad():
+        wanted = likelihood.predictive(network(mp.FactoredMoments.certain(x)))
+    np.testing.assert_allclose(mean, wanted.mean, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(stddev, wanted.stddev, rtol=1e-5)
+
+
+def test_an_ensemble_with_a_subclass_of_a_likelihood(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 2))
+    settings: dict[str, Any] = {"hidden": (6,), "folds": 2, "steps": 20, "brief": False, "random_state": 0}
+    model = mp.MPGELURegressor(likelihood=Moved(), **settings).fit(X, X[:, 0])
+    export_onnx(model, tmp_path / "model.onnx", ())
+    mean, stddev, *_ = run(tmp_path / "model.onnx", X)
+    wanted = model.predict(X, return_std=True)
+    np.testing.assert_allclose(mean, wanted[0], rtol=1e-4)
+    np.testing.assert_allclose(stddev, wanted[1], rtol=1e-4)
+
+
+def test_no_rows_of_an_estimator(tmp_path: Path) -> None:
+    """With every kind of member that the recipe has, a Gaussian process among them."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 3))
+    model = mp.MPGELURegressor(hidden=(6,), folds=2, steps=20, random_state=0).fit(X, np.sin(X[:, 0]))
+    export_onnx(model, tmp_path / "model.onnx", LEVELS)
+    assert [part.shape for part in run(tmp_path / "model.onnx", X[:0])] == [(0,)] * 4 + [(0, 3)]
+    assert [part.shape for part in run(tmp_path / "model.onnx", X[:1])] == [(1,)] * 4 + [(1, 3)]
+
+
+def test_no_rows_of_a_traced_network(tmp_path: Path) -> None:
+    export_onnx(mp.network(3, (6,), nonlinearity="relu", rate=0.1), tmp_path / "model.onnx", ())
+    assert [part.shape for part in run(tmp_path / "model.onnx", np.zeros((0, 3)))] == [(0,)] * 4
+
+
+def test_a_class_is_no_likelihood(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="export_onnx: likelihood must be a Likelihood"):
+        export_onnx(nn.Sequential(mp.Linear(2, 2)), tmp_path / "a.onnx", likelihood=Moved)  # type: ignore[arg-type]
