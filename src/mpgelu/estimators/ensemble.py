@@ -129,9 +129,10 @@ class Ensemble(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Precision of the networks: the lowest among them, for a Gaussian process computes in float64 by itself."""
+        """Precision of the networks; a Gaussian process among float32 ones computes in float64 by itself."""
         held = [*self.each_stack(), *([self.noise.networks] if self.noise is not None else [])]
-        return min((stack.get_parameter("parameter_0").dtype for stack in held), key=lambda dtype: dtype.itemsize)
+        double = all(stack.get_parameter("parameter_0").dtype == torch.float64 for stack in held)
+        return torch.float64 if double else torch.float32
 
     def each_stack(self) -> list[Stack]:
         """The stacks, in order."""
