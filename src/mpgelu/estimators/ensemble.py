@@ -99,10 +99,10 @@ class Ensemble(nn.Module):
         return self._mixed(x, nodes)
 
     def _mixed(self, x: Tensor, nodes: int | None) -> Predictive:
-        """The mixture of all networks; with one Gaussian for each where ``nodes`` is ``None``."""
+        """The mixture of all networks; with few components for each where ``nodes`` is ``None``."""
         shares = torch.split(self.weights.to(x), [len(stack) for stack in self.each_stack()])
-        members = [self.likelihood.predictive(outputs, nodes or 2).to(x.dtype) for outputs in self.outputs(x)]
-        members = members if nodes else [member.matched() for member in members]
+        of = self.likelihood
+        members = [(of.predictive(h, nodes) if nodes else of.short(h)).to(x.dtype) for h in self.outputs(x)]
         average = torch.stack([share @ member.mean for share, member in zip(shares, members, strict=True)]).sum(0)
         moved = [member.affine(1.0, (1 - self.spread.to(x)) * (average - member.mean)) for member in members]
         each = [member.mixture_over(0, share) for member, share in zip(moved, shares, strict=True)]

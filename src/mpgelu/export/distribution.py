@@ -162,19 +162,22 @@ class _Step(NamedTuple):
 class _Mixture(NamedTuple):
     """A mixture of Gaussians with mean zero, whose quantiles are wanted.
 
+    Sums are products of matrices, which onnxruntime also gets right for no rows.
+
     Args:
         means: Means of the K components, ``(rows, 1, K)``; ``None`` if they are zero.
         precisions: Inverse standard deviations over the root of two, of the same shape.
         heights: Heights of the components' densities, of the same shape.
-        weights: Weights of the components, ``(K, 1)``. Sums are products of matrices, which onnxruntime also gets right
-            for no rows.
+        halves: Halves of the components' weights, ``(K, 1)`` if all rows share them, else ``(rows, K, 1)``.
+        ones: ``(K, 1)``.
         levels: Probabilities ``(levels, 1, 1, 1)``.
     """
 
     means: Value | None
     precisions: Value
     heights: Value
-    weights: Array
+    halves: Array | Value
+    ones: Array
     levels: Array
 
     @staticmethod
@@ -186,7 +189,15 @@ class _Mixture(NamedTuple):
             precisions = precisions.reshape(0, 1, weights.size)
         weights = weights.reshape(-1, 1)
         heights = precisions * (weights.T / np.sqrt(np.pi))
-        return _Mixture(means, precisions, heights, weights, np.asarray(levels)[:, None, None, None])
+        return _Mixture(means, precisions, heights, weights / 2, np.ones_like(weights), _levels(levels))
+
+    @staticmethod
+    def by_row(means: Value, stddevs: Value, weights: Value, count: int, levels: Sequence[float]) -> _Mixture:
+        """From means, standard deviations and weights of ``count`` components, each ``(rows, K)``."""
+        precisions = stddevs.graph.op("Div", np.sqrt(0.5), stddevs).reshape(0, 1, count)
+        heights = precisions * (weights * (1 / np.sqrt(np.pi))).reshape(0, 1, count)
+        halves = (weights * 0.5).reshape(0, count, 1)
+        return _Mixture(means.reshape(0, 1, count), precisions, heights, halves, np.ones((count, 1)), _levels(levels))
 
     def excess(self, y: Value) -> Value:
         """Distribution function minus the levels."""
@@ -213,10 +224,33 @@ class _Mixture(NamedTuple):
         return (y if self.means is None else y - self.means) * self.precisions
 
     def _excess(self, ratio: Value) -> Value:
-        return ratio.op("Erf") @ (self.weights / 2) + (0.5 - self.levels)
+        return ratio.op("Erf") @ self.halves + (0.5 - self.levels)
 
     def _sum(self, value: Value) -> Value:
-        return value @ np.ones_like(self.weights)
+        return value @ self.ones
+
+
+def _levels(levels: Sequence[float]) -> Array:
+    return np.asarray(levels)[:, None, None, None]
+
+
+def quantiles_by_row(
+    means: Value, stddevs: Value, weights: Value, count: int, stddev: Value, levels: Sequence[float]
+) -> Value:
+    """Quantiles ``(levels, rows)`` of mixtures of mean zero whose weights differ from row to row.
+
+    Args:
+        means: Of the components, ``(rows, K)``.
+        stddevs: Of the components, ``(rows, K)``.
+        weights: Of the components, ``(rows, K)``.
+        count: K.
+        stddev: Of the mixtures, ``(rows,)``.
+        levels: Probabilities.
+    """
+    deviation = stddev.reshape(-1, 1, 1)
+    start = deviation * ndtri(levels)[:, None, None, None]
+    mixture = _Mixture.by_row(means, stddevs, weights, count, levels)
+    return _root(mixture, start, deviation).reshape(len(levels), -1)
 
 
 def _root(mixture: _Mixture, start: Value, stddev: Value) -> Value:

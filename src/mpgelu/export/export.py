@@ -18,7 +18,7 @@ from torch import nn
 
 from mpgelu.errors import InputError
 from mpgelu.estimators import Ensemble, MPGELURegressor, conformal
-from mpgelu.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
+from mpgelu.likelihoods import Gaussian, GaussianMixture, HeteroscedasticGaussian, Likelihood
 from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
 from mpgelu.networks import Parts, parts_of
 from mpgelu.storage.files import write_atomically
@@ -30,6 +30,7 @@ Array = NDArray[np.float64]
 _ROUNDING = 1e-7  # of a standardised feature
 _FOLDED = 1e6  # larger scales of features are not left to weights, lest squares overflow
 _FARTHEST = 1e15  # scales from the centre, whose square float32 holds
+_SMALLEST = 1e-36  # variance that is none, close to the smallest normal float32
 _NODES = 32  # components of each network's mixture over the noise, as in the library
 
 
@@ -114,7 +115,10 @@ def _results(features: Any, parts: Parts, levels: Sequence[float]) -> dict[str, 
 
     names = ("mean", "stddev", "epistemic_std", "aleatoric_std")
     if not isinstance(parts.likelihood, Gaussian | HeteroscedasticGaussian):
-        found = traced.whole(features, parts, levels)
+        if isinstance(parts.likelihood, GaussianMixture) and len(parts.networks) == 1:
+            found = _of_mixture(features, parts, parts.likelihood, levels)
+        else:
+            found = traced.whole(features, parts, levels)
         results: dict[str, Any] = {name: (value, ["rows"]) for name, value in zip(names, found, strict=False)}
         return results | ({"quantiles": (found[4], ["rows", len(levels)])} if levels else {})
     offset = parts.target_mean if len(parts.networks) == 1 and not levels else 0.0  # where no digits are lost by it
@@ -129,6 +133,28 @@ def _results(features: Any, parts: Parts, levels: Sequence[float]) -> dict[str, 
     if summary.quantiles is not None:
         results["quantiles"] = ((summary.quantiles + mean).op("Transpose", perm=[1, 0]), ["rows", len(levels)])
     return results
+
+
+def _of_mixture(features: Any, parts: Parts, likelihood: GaussianMixture, levels: Sequence[float]) -> list[Any]:
+    """Mean, standard deviation, its parts and quantiles of one network with a mixture of Gaussians at its end."""
+    from mpgelu.export import traced
+    from mpgelu.export.distribution import quantiles_by_row
+
+    scale = parts.target_scale
+    x = _centred(features, parts) * (1 / parts.scaling.scale.numpy())
+    z = _limited(x, float(parts.scaling.limit)) if parts.scaling.limit < _FARTHEST else x
+    weights, centers, variances, mean, epistemic, aleatoric = traced.mixture(z, parts, likelihood)
+    epistemic, aleatoric, variances = (part * scale**2 for part in (epistemic, aleatoric, variances))
+    extra = _extrapolation(x, parts)
+    if extra is not None:
+        epistemic, variances = epistemic + extra, variances + extra.reshape(-1, 1)
+    mean, stddev = mean * scale + parts.target_mean, (epistemic + aleatoric).sqrt()
+    found = [mean, stddev, epistemic.sqrt(), aleatoric.sqrt()]
+    if levels:
+        stddevs = variances.op("Max", _SMALLEST).sqrt()
+        offsets = quantiles_by_row(centers * scale, stddevs, weights, likelihood.components, stddev, levels)
+        found.append((offsets + mean).op("Transpose", perm=[1, 0]))
+    return found
 
 
 def _check_likelihood(

@@ -4,5 +4,6 @@ from mpgelu.likelihoods.base import Likelihood, likelihoods
 from mpgelu.likelihoods.gaussian import Gaussian
 from mpgelu.likelihoods.heavy_tailed import HeavyTailedGaussian
 from mpgelu.likelihoods.heteroscedastic import HeteroscedasticGaussian
+from mpgelu.likelihoods.mixture import GaussianMixture
 
-__all__ = ["Gaussian", "HeavyTailedGaussian", "HeteroscedasticGaussian", "Likelihood", "likelihoods"]
+__all__ = ["Gaussian", "GaussianMixture", "HeavyTailedGaussian", "HeteroscedasticGaussian", "Likelihood", "likelihoods"]
