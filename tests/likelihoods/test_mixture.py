@@ -51,8 +51,8 @@ def close(found: Tensor, draws: Tensor, sigmas: float = 4.5) -> bool:
 def test_known_outputs_are_a_plain_mixture(components: int) -> None:
     likelihood = GaussianMixture(components)
     h, y = torch.randn(2, 5, likelihood.outputs, dtype=torch.float64), torch.randn(2, 5, dtype=torch.float64)
-    first, logits, offsets, log_noises = h.split([1, components, components, components], -1)
-    plain = torch.distributions.MixtureSameFamily(
+    first, logits, offsets, log_noises = torch.split(h, [1, components, components, components], -1)
+    plain: Any = torch.distributions.MixtureSameFamily(
         torch.distributions.Categorical(logits=logits),
         torch.distributions.Normal(first + offsets, (log_noises / 2).exp()),
     )

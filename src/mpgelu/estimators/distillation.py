@@ -24,7 +24,7 @@ from mpgelu.estimators.recipe.networks import single_precision
 from mpgelu.estimators.recipe.steps import learning_rate
 from mpgelu.layers import Beside, GaussianLinear, Linear, Periodic, Scale, SiLU
 from mpgelu.likelihoods import GaussianMixture
-from mpgelu.moments import DiagonalMoments, FactoredMoments
+from mpgelu.moments import FactoredMoments
 from mpgelu.networks import FeatureScale, Stack
 from mpgelu.predictive import Predictive
 from mpgelu.training import training_progress
@@ -33,7 +33,7 @@ Array = NDArray[np.float64]
 
 COMPACT = "compact network"  # the name of its kind
 
-_STEPS = 3_500
+_STEPS = 3_000
 _MADE_ROWS, _MOST_GIVEN = 10_000, 30_000  # rows that are made; given rows that are looked at
 _GIVEN_SHARE = 0.3  # of a batch
 _NEIGHBOURS, _MOST_NEIGHBOURS_OF = 10, 10_000  # of a row; rows among which they are searched for
@@ -45,6 +45,7 @@ _SPEEDS = {"frequency": 3.0, "phase": 3.0, "log_weight_variance": 5.0, "log_bias
 _SIGMA = 0.4  # of the frequencies, see Periodic
 _EPISTEMIC_WEIGHT, _MEAN_WEIGHT = 0.1, 2.0  # of their terms of the loss
 _AT_ONCE = 1024
+_SHOWN_EVERY = 20  # steps between two updates of the progress bar
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -145,7 +146,7 @@ def distilled(
     likelihood = GaussianMixture(components)
     with single_precision(seed):
         network = compact_network(X.shape[1], hidden, likelihood)
-        _train(network, likelihood, lesson, steps, seed, progress)
+        _train(network, lesson, steps, seed, progress)
     compact = Ensemble(
         [Stack([network])],
         torch.ones(1, dtype=torch.float64),
@@ -177,17 +178,14 @@ def compact_network(features: int, hidden: Sequence[int], likelihood: GaussianMi
         nn.init.normal_(layer.bias, 0, 0.3)
         modules += [layer, SiLU()]
         before = after
-    last = Linear(before, likelihood.outputs)
-    nn.init.normal_(last.weight, 0, 1 / math.sqrt(before))
+    location = GaussianLinear(before, 1, initial_variance=0.01 / before)
+    shape = Linear(before, likelihood.outputs - 1)
+    weight, bias = torch.randn(likelihood.outputs, before) / math.sqrt(before), torch.zeros(likelihood.outputs)
+    likelihood.initialise(weight, bias)
     with torch.no_grad():
-        likelihood.initialise(last.weight, last.bias)
-        location, shape = (
-            GaussianLinear(before, 1, initial_variance=0.01 / before),
-            Linear(before, last.out_features - 1),
-        )
         for part, chosen in ((location, slice(0, 1)), (shape, slice(1, None))):
-            part.weight.copy_(last.weight[chosen])
-            part.bias.copy_(last.bias[chosen])
+            part.weight.copy_(weight[chosen])
+            part.bias.copy_(bias[chosen])
     return nn.Sequential(*modules, Beside(location, shape))
 
 
@@ -219,7 +217,7 @@ class Lesson:
         """Ask a teacher about raw features ``(rows, n)``."""
         generator = torch.Generator().manual_seed(seed)
         parts: list[tuple[Tensor, ...]] = []
-        for some in rows.split(_AT_ONCE):
+        for some in torch.split(rows, _AT_ONCE):
             with torch.no_grad():
                 p = teacher(some, None, _VALUES)
             values = torch.stack([spread_values(p, _VALUES, generator) for _ in range(_SETS)], 1)
@@ -248,7 +246,8 @@ def spread_values(distribution: Predictive, count: int, generator: torch.Generat
     steps = distribution.log_weights.exp().expand_as(distribution.means).cumsum(-1)
     component = torch.searchsorted(steps / steps[:, -1:], which).clamp_max(steps.shape[-1] - 1)
     deviation = torch.special.ndtri(where.clamp(1e-9, 1 - 1e-9))
-    return distribution.means.gather(1, component) + distribution.variances.gather(1, component).sqrt() * deviation
+    values: Tensor = distribution.variances.gather(1, component).sqrt() * deviation
+    return values + distribution.means.gather(1, component)
 
 
 def made_rows(X: Array, scaling: FeatureScale, count: int, rng: np.random.Generator) -> Array:
@@ -308,42 +307,69 @@ def _divergence(teacher: Ensemble, pupil: Ensemble, rows: Tensor, seed: int) -> 
 # Training
 
 
-def _loss(outputs: DiagonalMoments, likelihood: GaussianMixture, lesson: Lesson, at: Tensor, values: Tensor) -> Tensor:
-    """Cross entropy of the distributions, and the distances of their means and of their epistemic variances."""
-    p = likelihood.predictive(outputs)
-    cross_entropy = -p[:, None].log_prob(values[at]).mean()
-    ratio = outputs.variance[:, 0].log() - lesson.epistemic[at].log()
-    distance = (p.mean - lesson.mean[at]).square() / lesson.variance[at]
-    return cross_entropy + _EPISTEMIC_WEIGHT * ratio.square().mean() + _MEAN_WEIGHT * distance.mean()
+def loss_of(
+    location: Tensor,
+    variance: Tensor,
+    shape: Tensor,
+    likelihood: GaussianMixture,
+    lesson: Lesson,
+    at: Tensor,
+    step: int,
+) -> Tensor:
+    """Cross entropy of the distributions, and the distances of their means and of their epistemic variances, ``()``.
+
+    The log density is that of ``likelihood.predictive`` for these moments, without the checks of a public function.
+
+    Args:
+        location: Mean of the location of each row, ``(rows, 1)``.
+        variance: Variance of the location, ``(rows, 1)``.
+        shape: The other outputs, which are known, ``(rows, 3 K)``.
+        lesson: What the teacher predicts.
+        at: Which rows of the lesson these are, ``(rows,)``.
+        step: Chooses the values that stand for the teacher's distribution.
+    """
+    logits, offsets, log_noises = shape.chunk(3, -1)
+    log_weights, means, variances = logits.log_softmax(-1), location + offsets, variance + log_noises.exp()
+    errors = lesson.values[step % _SETS, at].unsqueeze(-1) - means.unsqueeze(1)  # (rows, values, K)
+    heights = (log_weights - 0.5 * variances.log()).unsqueeze(1)
+    log_densities = torch.logsumexp(heights - 0.5 * errors.square() / variances.unsqueeze(1), -1)
+    mean = (log_weights.exp() * means).sum(-1)
+    of_mean = ((mean - lesson.mean[at]).square() / lesson.variance[at]).mean()
+    of_epistemic = (variance.squeeze(-1).log() - lesson.epistemic[at].log()).square().mean()
+    cross_entropy = 0.5 * math.log(2 * math.pi) - log_densities.mean()
+    return cross_entropy + _EPISTEMIC_WEIGHT * of_epistemic + _MEAN_WEIGHT * of_mean
 
 
-def _train(
-    network: nn.Sequential, likelihood: GaussianMixture, lesson: Lesson, steps: int, seed: int, progress: bool
-) -> None:
+def _train(network: nn.Sequential, lesson: Lesson, steps: int, seed: int, progress: bool) -> None:
     """Adam, with a learning rate that falls to zero; a step that is not finite is left out."""
+    trunk, (of_location, of_shape) = network[:-1], network[-1].children()
     generator = torch.Generator().manual_seed(seed)
-    named = {name: p for name, p in network.named_parameters()}
-    speeds = {name: _SPEEDS.get(name.rpartition(".")[2], 1.0) for name in named}
-    groups: list[dict[str, Any]] = [
-        {"params": [p for name, p in named.items() if speeds[name] == speed], "speed": speed}
-        for speed in sorted(set(speeds.values()))
-    ]
-    optimizer = torch.optim.Adam(groups, lr=_PEAK, fused=True)
-    parameters, rows = list(named.values()), len(lesson.z)
+    parameters, optimizer = list(network.parameters()), _optimizer(network)
     of_given = round(_GIVEN_SHARE * _BATCH)
     with training_progress(progress) as bar, torch.enable_grad():
         task = bar.add_task(COMPACT, total=steps, loss=math.nan)
         for step in range(steps):
             for group in optimizer.param_groups:
                 group["lr"] = group["speed"] * learning_rate(_PEAK, (step + 1) / steps)
-            at = torch.randint(rows, (_BATCH,), generator=generator)
+            at = torch.randint(len(lesson.z), (_BATCH,), generator=generator)
             at[:of_given] = torch.randint(lesson.given, (of_given,), generator=generator)
-            moments = network(FactoredMoments.certain(lesson.z[at]))
-            outputs = DiagonalMoments(moments.mean, moments.variance)  # exact: only the location is random
+            features = trunk(lesson.z[at])
+            location = of_location(FactoredMoments.certain(features))
+            loss = loss_of(location.mean, location.variance, of_shape(features), lesson, at, step)
             optimizer.zero_grad()
-            loss = _loss(outputs, likelihood, lesson, at, lesson.values[step % _SETS])
             loss.backward()  # type: ignore[no-untyped-call]
-            norm = nn.utils.clip_grad_norm_(parameters, _CLIP)
-            if norm.isfinite():
+            if nn.utils.clip_grad_norm_(parameters, _CLIP).isfinite():
                 optimizer.step()
-            bar.update(task, advance=1, loss=loss.item())
+            if step % _SHOWN_EVERY == 0:
+                bar.update(task, completed=step, loss=loss.item())
+
+
+def _optimizer(network: nn.Module) -> torch.optim.Optimizer:
+    """Adam with a group for each of the speeds."""
+    named = dict(network.named_parameters())
+    speeds = {name: _SPEEDS.get(name.rpartition(".")[2], 1.0) for name in named}
+    groups: list[dict[str, Any]] = [
+        {"params": [p for name, p in named.items() if speeds[name] == speed], "speed": speed}
+        for speed in sorted(set(speeds.values()))
+    ]
+    return torch.optim.Adam(groups, lr=_PEAK, fused=True)

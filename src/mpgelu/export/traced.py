@@ -127,7 +127,7 @@ class _MixtureOf(nn.Module):
 
 
 def mixture(z: Value, parts: Parts, likelihood: GaussianMixture) -> list[Value]:
-    """Weights, means minus the mean, and variances of the components, ``(rows, K)``; mean and both variances, ``(rows,)``.
+    """Weights, means minus the mean and variances of the components, ``(rows, K)``, mean and parts of the variance.
 
     Args:
         z: Scaled features ``(rows, n)``.

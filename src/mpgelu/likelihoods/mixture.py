@@ -117,8 +117,8 @@ class GaussianMixture(Likelihood):
     def _joint(self, moments: Moments) -> _Joint:
         """Means, variances and the covariances that matter, of the components."""
         count = self.components
-        first, logits, offsets, log_noises = moments.mean.split([1, count, count, count], -1)
-        v0, va, vo, vs = moments.variance.split([1, count, count, count], -1)
+        first, logits, offsets, log_noises = torch.split(moments.mean, [1, count, count, count], -1)
+        v0, va, vo, vs = torch.split(moments.variance, [1, count, count, count], -1)
         spread, cross = v0 + vo, torch.zeros_like(vs)
         if not _is_diagonal(moments):
             a, b, c = 1 + count, 1 + 2 * count, 1 + 3 * count
