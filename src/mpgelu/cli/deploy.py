@@ -40,7 +40,7 @@ def distill(
         Path | None, typer.Argument(metavar="TABLE", help="Rows to learn from: the training table, or rows like it.")
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="File of the small model.")] = Path("small.mpgelu"),
-    steps: Annotated[int, typer.Option(min=1, help="Steps of training.")] = 3000,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of training. Default: 2500.")] = None,
     seed: Seed = 0,
     delimiter: Delimiter = ",",
 ) -> None:
@@ -62,7 +62,8 @@ def distill(
     check_writable(output, model, data)
     loaded = load(model)
     regressor, table = _read(model, data, delimiter)
-    small = regressor.distill(table, random_state=seed, verbose=True, steps=steps)
+    rows = table if hasattr(regressor, "feature_names_in_") else table.to_numpy()
+    small = regressor.distill(rows, random_state=seed, verbose=True, steps=steps)
     (replace(loaded, regressor=small) if isinstance(loaded, TableModel) else small).save(output)
     sizes = [f"{path} ({path.stat().st_size / 1e6:.2f} MB)" for path in (output, model)]
     typer.echo(f"{len(table):,} rows; the network loses about {regressor.score_ - small.score_:.3f} nats a row")

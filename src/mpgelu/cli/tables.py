@@ -230,12 +230,11 @@ def info(model: Model) -> None:
     Example: mpgelu info houses.mpgelu
     """
     fitted = _load(model)
-    ensemble = fitted.regressor.ensemble_
     typer.echo(f"{model}: predicts {fitted.target}")
     typer.echo("from the columns")
     _print_columns(fitted.encoder)
     typer.echo(f"missing cells: {'filled' if fitted.encoder.missing == 'impute' else 'refused'}")
-    typer.echo(f"members: {len(ensemble)} network{'s' * (len(ensemble) > 1)}")
+    typer.echo(f"members: {len(fitted.regressor.ensemble_)} in all")
     for kind, share in fitted.regressor.kind_weights_.items():
         typer.echo(f"  {share:5.0%}  {kind}")
     _print_training(fitted)

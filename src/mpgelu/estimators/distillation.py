@@ -33,14 +33,14 @@ Array = NDArray[np.float64]
 
 COMPACT = "compact network"  # the name of its kind
 
-_STEPS = 3_000
+_STEPS = 2_500
 _MADE_ROWS, _MOST_GIVEN = 10_000, 30_000  # rows that are made; given rows that are looked at
 _GIVEN_SHARE = 0.3  # of a batch
 _NEIGHBOURS, _MOST_NEIGHBOURS_OF = 10, 10_000  # of a row; rows among which they are searched for
 _WHOLLY = 0.5  # share of the made rows whose features are exchanged wholly
 _OUTSIDE, _FARTHEST = 0.1, 3.0  # share of the made rows that are moved away, and by how many standard deviations
-_BATCH, _VALUES, _SETS = 128, 8, 4  # rows of a step, values that stand for a row's distribution, sets of such values
-_PEAK, _CLIP = 1e-2, 5.0
+_BATCH, _VALUES, _SETS = 256, 4, 8  # rows of a step, values that stand for a row's distribution, sets of such values
+_PEAK, _CLIP, _BETAS = 1e-2, 5.0, (0.9, 0.98)
 _SPEEDS = {"frequency": 3.0, "phase": 3.0, "log_weight_variance": 5.0, "log_bias_variance": 5.0}
 _SIGMA = 0.4  # of the frequencies, see Periodic
 _EPISTEMIC_WEIGHT, _MEAN_WEIGHT = 0.1, 2.0  # of their terms of the loss
@@ -65,7 +65,7 @@ class Distilling:
         *,
         hidden: Sequence[int] = (96, 96),
         components: int = 6,
-        steps: int = _STEPS,
+        steps: int | None = None,
         random_state: int = 0,
         verbose: bool = False,
     ) -> Self:
@@ -84,7 +84,7 @@ class Distilling:
                 needed. A model that was read from a file has forgotten its training rows, and needs them.
             hidden: Units of each hidden layer.
             components: Of the mixture.
-            steps: Of the optimiser.
+            steps: Of the optimiser; 2,500 by default.
             random_state: Seed of made rows, starting weights and batches.
             verbose: Show a progress bar on a terminal.
 
@@ -100,6 +100,7 @@ class Distilling:
                 "distill: a model from a file does not hold the rows that it was trained on; give rows like them, "
                 "such as the training table: distill(X_unlabelled=X), targets are not needed"
             )
+        steps = _STEPS if steps is None else steps
         network, loss = distilled(
             self.ensemble_, np.concatenate(given), tuple(hidden), components, steps, random_state, verbose
         )
@@ -307,18 +308,10 @@ def _divergence(teacher: Ensemble, pupil: Ensemble, rows: Tensor, seed: int) -> 
 # Training
 
 
-def loss_of(
-    location: Tensor,
-    variance: Tensor,
-    shape: Tensor,
-    likelihood: GaussianMixture,
-    lesson: Lesson,
-    at: Tensor,
-    step: int,
-) -> Tensor:
+def loss_of(location: Tensor, variance: Tensor, shape: Tensor, lesson: Lesson, at: Tensor, step: int) -> Tensor:
     """Cross entropy of the distributions, and the distances of their means and of their epistemic variances, ``()``.
 
-    The log density is that of ``likelihood.predictive`` for these moments, without the checks of a public function.
+    The log density is that of ``GaussianMixture.predictive`` for these moments, without its checks.
 
     Args:
         location: Mean of the location of each row, ``(rows, 1)``.
@@ -372,4 +365,4 @@ def _optimizer(network: nn.Module) -> torch.optim.Optimizer:
         {"params": [p for name, p in named.items() if speeds[name] == speed], "speed": speed}
         for speed in sorted(set(speeds.values()))
     ]
-    return torch.optim.Adam(groups, lr=_PEAK, fused=True)
+    return torch.optim.Adam(groups, lr=_PEAK, betas=_BETAS, fused=True)

@@ -22,6 +22,7 @@ _FOUND = -1.0  # stands for the error of rows that need no further steps
 _THINNEST = 0.03  # density, of that of the Gaussian at the same level, below which a step is not trusted
 _NEAR = 1e-3  # error after which steps need no watching
 _PATIENCE = 4  # steps before they are watched
+_STEPS_BY_ROW = 2  # towards a quantile before one is looked at, lest the loop begin
 _MOST_STEPS = 120  # more than bisection needs from the largest numbers to neighbours
 _MARGIN = 1.001  # of bounds that hold without rounding
 _LARGEST = 3e38  # close to the largest float32
@@ -234,6 +235,12 @@ def _levels(levels: Sequence[float]) -> Array:
     return np.asarray(levels)[:, None, None, None]
 
 
+def _density(levels: Sequence[float] | Array) -> Array:
+    """Of the standard normal distribution at its quantiles, ``(levels, 1, 1, 1)``."""
+    density: Array = np.exp(-0.5 * ndtri(levels) ** 2) / np.sqrt(2 * np.pi)
+    return density.reshape(-1, 1, 1, 1)
+
+
 def quantiles_by_row(
     means: Value, stddevs: Value, weights: Value, count: int, stddev: Value, levels: Sequence[float]
 ) -> Value:
@@ -248,9 +255,12 @@ def quantiles_by_row(
         levels: Probabilities.
     """
     deviation = stddev.reshape(-1, 1, 1)
-    start = deviation * ndtri(levels)[:, None, None, None]
+    y = deviation * ndtri(levels)[:, None, None, None]
     mixture = _Mixture.by_row(means, stddevs, weights, count, levels)
-    return _root(mixture, start, deviation).reshape(len(levels), -1)
+    thinnest = y.graph.op("Div", _THINNEST * _density(levels), deviation)
+    for _ in range(_STEPS_BY_ROW):
+        y = y - mixture.step(y, thinnest).halley
+    return _root(mixture, y, deviation).reshape(len(levels), -1)
 
 
 def _root(mixture: _Mixture, start: Value, stddev: Value) -> Value:
@@ -267,8 +277,7 @@ def _root(mixture: _Mixture, start: Value, stddev: Value) -> Value:
         stddev: Standard deviation of the mixture, ``(rows, 1, 1)``.
     """
     odds = np.sqrt(mixture.levels / (1 - mixture.levels))
-    gaussian = np.exp(-0.5 * ndtri(mixture.levels) ** 2) / np.sqrt(2 * np.pi)
-    usual = start.graph.op("Div", gaussian, stddev)
+    usual = start.graph.op("Div", _density(mixture.levels), stddev)
     first = mixture.step(start, usual * _THINNEST)
     place = start - first.halley
     excess = mixture.excess(place)

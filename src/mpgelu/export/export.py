@@ -111,12 +111,13 @@ def export_onnx(
 def _results(features: Any, parts: Parts, levels: Sequence[float]) -> dict[str, Any]:
     """Every output of the graph by its name, with its shape."""
     from mpgelu.export import traced
+    from mpgelu.export.compact import is_compact
     from mpgelu.export.distribution import distribution
 
     names = ("mean", "stddev", "epistemic_std", "aleatoric_std")
     if not isinstance(parts.likelihood, Gaussian | HeteroscedasticGaussian):
-        if isinstance(parts.likelihood, GaussianMixture) and len(parts.networks) == 1:
-            found = _of_mixture(features, parts, parts.likelihood, levels)
+        if isinstance(parts.likelihood, GaussianMixture) and len(parts.networks) == 1 and is_compact(parts.networks[0]):
+            found = _of_compact(features, parts, parts.likelihood.components, levels)
         else:
             found = traced.whole(features, parts, levels)
         results: dict[str, Any] = {name: (value, ["rows"]) for name, value in zip(names, found, strict=False)}
@@ -135,26 +136,26 @@ def _results(features: Any, parts: Parts, levels: Sequence[float]) -> dict[str, 
     return results
 
 
-def _of_mixture(features: Any, parts: Parts, likelihood: GaussianMixture, levels: Sequence[float]) -> list[Any]:
-    """Mean, standard deviation, its parts and quantiles of one network with a mixture of Gaussians at its end."""
-    from mpgelu.export import traced
+def _of_compact(features: Any, parts: Parts, count: int, levels: Sequence[float]) -> list[Any]:
+    """Mean, standard deviation, its parts and quantiles of a network as distillation makes it."""
+    from mpgelu.export import compact
     from mpgelu.export.distribution import quantiles_by_row
 
-    scale = parts.target_scale
     x = _centred(features, parts) * (1 / parts.scaling.scale.numpy())
     z = _limited(x, float(parts.scaling.limit)) if parts.scaling.limit < _FARTHEST else x
-    weights, centers, variances, mean, epistemic, aleatoric = traced.mixture(z, parts, likelihood)
-    epistemic, aleatoric, variances = (part * scale**2 for part in (epistemic, aleatoric, variances))
     extra = _extrapolation(x, parts)
-    if extra is not None:
-        epistemic, variances = epistemic + extra, variances + extra.reshape(-1, 1)
-    mean, stddev = mean * scale + parts.target_mean, (epistemic + aleatoric).sqrt()
-    found = [mean, stddev, epistemic.sqrt(), aleatoric.sqrt()]
+    network = parts.networks[0]
+    assert isinstance(network, nn.Sequential)
+    extra = None if extra is None else extra.reshape(-1, 1)
+    found = compact.components(z, network, count, parts.target_scale, extra)
+    stddev = (found.epistemic + found.aleatoric).sqrt().reshape(-1)
+    mean = found.mean.reshape(-1) + parts.target_mean
+    results = [mean, stddev, found.epistemic.sqrt().reshape(-1), found.aleatoric.sqrt().reshape(-1)]
     if levels:
-        stddevs = variances.op("Max", _SMALLEST).sqrt()
-        offsets = quantiles_by_row(centers * scale, stddevs, weights, likelihood.components, stddev, levels)
-        found.append((offsets + mean).op("Transpose", perm=[1, 0]))
-    return found
+        stddevs = found.variances.op("Max", _SMALLEST).sqrt()
+        offsets = quantiles_by_row(found.centers, stddevs, found.weights, count, stddev, levels)
+        results.append((offsets + mean).op("Transpose", perm=[1, 0]))
+    return results
 
 
 def _check_likelihood(
@@ -261,4 +262,5 @@ def _extrapolation(x: Any, parts: Parts) -> Any | None:
         return None
     z = x.op("Clip", -_FARTHEST, _FARTHEST)
     distance = (scaling.lower.numpy() - z).op("Relu") + (z - scaling.upper.numpy()).op("Relu")
-    return ((distance + 1.0).op("Log") * reach).square().op("ReduceSum", [1], keepdims=0)
+    variances = ((distance + 1.0).op("Log") * reach).square()
+    return (variances @ np.ones((len(scaling.lower), 1))).op("Squeeze", [1])  # no rows would not be reduced

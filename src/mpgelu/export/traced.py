@@ -17,7 +17,6 @@ from mpgelu.errors import InputError
 from mpgelu.export.graph import OPSET, Value
 from mpgelu.export.layers import Array
 from mpgelu.export.perceptron import OF_FLUCTUATIONS, PAIRS, Outputs
-from mpgelu.likelihoods import GaussianMixture
 from mpgelu.moments import DiagonalMoments, Moments
 from mpgelu.networks import Parts
 from mpgelu.predictive import Predictive
@@ -111,31 +110,6 @@ def member_outputs(
     parts = [part.op("Squeeze", [0]) if single else part for part in (mean * scale + shift, variance)]
     after, spread = (part.op("Transpose", perm=order) for part in parts)
     return Outputs(after, spread, correlated=False)
-
-
-class _MixtureOf(nn.Module):
-    """A network with a mixture at its end, from scaled features to the components."""
-
-    def __init__(self, network: nn.Module, likelihood: GaussianMixture, moments: type[Moments]) -> None:
-        super().__init__()
-        self.network, self.likelihood, self.kind = network, likelihood, moments
-
-    def forward(self, z: Tensor) -> tuple[Tensor, ...]:
-        p = self.likelihood.predictive(self.network(self.kind.certain(z)))
-        parts = p.mean, p.epistemic_variance, p.aleatoric_variance
-        return p.log_weights.exp(), p.means - p.mean.unsqueeze(-1), p.variances, *parts
-
-
-def mixture(z: Value, parts: Parts, likelihood: GaussianMixture) -> list[Value]:
-    """Weights, means minus the mean and variances of the components, ``(rows, K)``, mean and parts of the variance.
-
-    Args:
-        z: Scaled features ``(rows, n)``.
-        parts: A model of one network.
-        likelihood: Its own.
-    """
-    module = _MixtureOf(parts.networks[0], likelihood, parts.moments).float()
-    return _traced(module, z, len(parts.feature_names))
 
 
 class _Whole(nn.Module):
