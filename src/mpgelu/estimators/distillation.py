@@ -35,7 +35,7 @@ COMPACT = "compact network"  # the name of its kind
 
 _STEPS = 2_500
 _MADE_ROWS, _MOST_GIVEN = 10_000, 30_000  # rows that are made; given rows that are looked at
-_GIVEN_SHARE = 0.3  # of a batch
+_GIVEN_SHARE = 0.1  # of a batch
 _NEIGHBOURS, _MOST_NEIGHBOURS_OF = 10, 10_000  # of a row; rows among which they are searched for
 _WHOLLY = 0.5  # share of the made rows whose features are exchanged wholly
 _OUTSIDE, _FARTHEST = 0.1, 3.0  # share of the made rows that are moved away, and by how many standard deviations
