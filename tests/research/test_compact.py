@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from mpgelu.research.compare.methods import METHODS
 from mpgelu.research.compare.run import Task, evaluate
 from mpgelu.research.datasets import load_uci
 
-QUICK = {"steps": 20, "folds": 2, "hidden": (8,), "sigma": 0.4, "brief": False}
+QUICK: dict[str, Any] = {"steps": 20, "folds": 2, "hidden": (8,), "sigma": 0.4, "brief": False}
 PAGE = "before\n<!-- {0}:start -->\nold\n<!-- {0}:end -->\nafter\n"
 
 

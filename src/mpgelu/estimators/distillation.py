@@ -44,6 +44,7 @@ _PEAK, _CLIP, _BETAS = 1e-2, 5.0, (0.9, 0.98)
 _SPEEDS = {"frequency": 3.0, "phase": 3.0, "log_weight_variance": 5.0, "log_bias_variance": 5.0}
 _SIGMA = 0.4  # of the frequencies, see Periodic
 _EPISTEMIC_WEIGHT, _MEAN_WEIGHT = 0.1, 2.0  # of their terms of the loss
+_LEAST_SHARE = 1e-6  # of the variance that counts as epistemic
 _AT_ONCE = 1024
 _SHOWN_EVERY = 20  # steps between two updates of the progress bar
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -224,9 +225,9 @@ class Lesson:
             values = torch.stack([spread_values(p, _VALUES, generator) for _ in range(_SETS)], 1)
             parts.append((values, p.mean, p.epistemic_variance, p.variance))
         values, mean, epistemic, variance = (torch.cat(part).float() for part in zip(*parts, strict=True))
-        tiny = torch.finfo(torch.float32).tiny
-        z = teacher.scaling(rows).float()
-        return cls(z, values.movedim(1, 0), mean, epistemic.clamp_min(tiny), variance.clamp_min(tiny), given)
+        variance = variance.clamp_min(torch.finfo(torch.float32).tiny)
+        epistemic = torch.maximum(epistemic, _LEAST_SHARE * variance)  # of one sure network there is none
+        return cls(teacher.scaling(rows).float(), values.movedim(1, 0), mean, epistemic, variance, given)
 
 
 def spread_values(distribution: Predictive, count: int, generator: torch.Generator) -> Tensor:
