@@ -36,7 +36,7 @@ def test_measurements_become_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     page.write_text(PAGE.format("compact"))
     measured: list[str] = []
 
-    def quick(dataset: str, split: int, **chosen: object) -> compact.Record:
+    def quick(dataset: str, split: int, **chosen: object) -> dict[str, Any]:
         measured.append(dataset)
         return measure(dataset, split, data=data, fitted=tmp_path / "fitted", alone=True, **QUICK)
 
