@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mpgelu.export import export_onnx
     from mpgelu.inspect import attribute, verify
     from mpgelu.layers import MPGELU, Dropout, Elementwise, GaussianLinear, Linear, Periodic, ReLU
-    from mpgelu.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
+    from mpgelu.likelihoods import Gaussian, GaussianMixture, HeteroscedasticGaussian, Likelihood
     from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moments
     from mpgelu.networks import Stack, network, paper_network, propagate
     from mpgelu.predictive import Predictive
@@ -34,6 +34,7 @@ __all__ = [
     "FullMoments",
     "Gaussian",
     "GaussianLinear",
+    "GaussianMixture",
     "HeteroscedasticGaussian",
     "InputError",
     "InterruptedWarning",
@@ -65,7 +66,7 @@ _HOMES = {
     "export": ("export_onnx",),
     "inspect": ("attribute", "verify"),
     "layers": ("MPGELU", "Dropout", "Elementwise", "GaussianLinear", "Linear", "Periodic", "ReLU"),
-    "likelihoods": ("Gaussian", "HeteroscedasticGaussian", "Likelihood"),
+    "likelihoods": ("Gaussian", "GaussianMixture", "HeteroscedasticGaussian", "Likelihood"),
     "moments": ("DiagonalMoments", "FactoredMoments", "FullMoments", "Moments"),
     "networks": ("Stack", "network", "paper_network", "propagate"),
     "predictive": ("Predictive",),

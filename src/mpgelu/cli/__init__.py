@@ -32,7 +32,7 @@ app = typer.Typer(
 )
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(tables.fit, tables.predict, tables.evaluate, tables.report, tables.info, tables.example),
-    *(deploy.export, deploy.explain, deploy.verify, compare, bench),
+    *(deploy.distill, deploy.export, deploy.explain, deploy.verify, compare, bench),
 )
 for _command in _COMMANDS:
     app.command(cls=Command)(_command)

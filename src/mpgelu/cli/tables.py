@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpgelu.cli.shared import Delimiter, Notes, Seed, one_line_warnings, open_table, print_installation, warn
+from mpgelu.cli.shared import Compact, Delimiter, Notes, Seed, one_line_warnings, open_table, print_installation, warn
 from mpgelu.errors import DataError, InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import, which --help need not wait for
@@ -53,6 +54,7 @@ def fit(
         float, typer.Option(help="Share of the rows to calibrate the intervals on, for guaranteed coverage; e.g. 0.2.")
     ] = 0.0,
     fast: Annotated[bool, typer.Option("--fast", help="A fifth of the training.")] = False,
+    compact: Compact = False,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of training. Default: by the number of rows.")] = None,
     folds: Annotated[
         int | None, typer.Option(min=2, help="Parts of the rows, of which each network leaves out one. Default: 5.")
@@ -103,6 +105,7 @@ def fit(
             target,
             encoder,
             calibrate=calibrate,
+            compact=compact,
             hidden=layers,
             folds=folds,
             time_limit=time_limit,
@@ -117,8 +120,8 @@ def fit(
             evaluation = model.evaluate(model.encoder.encode(known.iloc[held]), y[held])
             typer.echo(f"\non {len(held)} rows kept from training:")
             _print_scores(model, evaluation, 0.9)
-    size = output.stat().st_size / 1e6
-    typer.echo(f"\nmodel: {output} ({size:.1f} MB)\nnext:  mpgelu predict {output} new.csv -o predictions.csv")
+    typer.echo(f"\nmodel: {output} ({output.stat().st_size / 1e6:.2f} MB)")
+    typer.echo(f"next:  mpgelu predict {output} new.csv -o predictions.csv")
 
 
 def predict(
@@ -235,7 +238,7 @@ def info(model: MaybeModel = None) -> None:
     typer.echo(f"{model}: predicts {fitted.target}\nfrom the columns")
     _print_columns(fitted.encoder)
     typer.echo(f"missing cells: {'filled' if fitted.encoder.missing == 'impute' else 'refused'}")
-    typer.echo(f"members: {len(fitted.regressor.ensemble_)} networks")
+    typer.echo(f"members: {len(fitted.regressor.ensemble_)} in all")
     typer.echo("\n".join(f"  {share:5.0%}  {kind}" for kind, share in fitted.regressor.kind_weights_.items()))
     _print_training(fitted)
 
@@ -268,7 +271,7 @@ def _load(path: Path, fast: bool = False) -> TableModel:
     from mpgelu.tables.model import TableModel
 
     model = TableModel.load(path)
-    if fast:
+    if fast and len(model.regressor.ensemble_) > 1:  # one network has no correlations worth leaving out
         model.regressor.ensemble_.moment_type = DiagonalMoments
     return model
 
@@ -373,15 +376,12 @@ def _print_columns(encoder: TableEncoder) -> None:
 
 
 def _print_training(model: TableModel) -> None:
-    import math
-
     average = -math.log(float(model.regressor.ensemble_.target_scale)) - 0.5 * math.log(2 * math.pi * math.e)
     typer.echo(
         f"trained on {model.rows:,} rows; cross-validated log-likelihood {model.regressor.score_:.3f} "
         f"(predicting the average: {average:.3f})"
     )
-    scores = model.regressor.calibration_scores_
-    if scores is not None:
+    if (scores := model.regressor.calibration_scores_) is not None:
         typer.echo(f"intervals calibrated on {len(scores):,} further rows")
 
 

@@ -99,12 +99,12 @@ class Ensemble(nn.Module):
         return self._mixed(x, nodes)
 
     def _mixed(self, x: Tensor, nodes: int | None) -> Predictive:
-        """The mixture of all networks; with one Gaussian for each where ``nodes`` is ``None``."""
-        found = self.outputs(x)
-        count = 1 if self.noise is not None else nodes or 2  # of a known log-variance one node is exact
-        members = [self.likelihood.predictive(outputs, count).to(x.dtype) for outputs in found]
+        """The mixture of all networks; with few components for each where ``nodes`` is ``None``."""
+        if nodes and self.noise is not None:
+            nodes = 1  # exact for a known log-variance
+        of = self.likelihood
+        members = [(of.predictive(h, nodes) if nodes else of.short(h)).to(x.dtype) for h in self.outputs(x)]
         shares = torch.split(self.weights.to(x), [len(member.mean) for member in members])
-        members = members if nodes else [member.matched() for member in members]
         average = torch.stack([share @ member.mean for share, member in zip(shares, members, strict=True)]).sum(0)
         moved = [member.affine(1.0, (1 - self.spread.to(x)) * (average - member.mean)) for member in members]
         each = [member.mixture_over(0, share) for member, share in zip(moved, shares, strict=True)]

@@ -19,6 +19,7 @@ from mpgelu.errors import InputError
 from mpgelu.estimators import conformal
 from mpgelu.estimators.arguments import plain
 from mpgelu.estimators.checks import check_memory, check_target
+from mpgelu.estimators.distillation import Distilling
 from mpgelu.estimators.ensemble import Ensemble
 from mpgelu.estimators.measurement import ROWS_AT_ONCE, checked_errors
 from mpgelu.estimators.predicted import PredictedParts, inputs_of, spans_of
@@ -39,7 +40,7 @@ _NODES = 32
 Array = NDArray[np.float64]
 
 
-class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class MPGELURegressor(Distilling, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Regression that says how sure it is: an ensemble of networks, predicted without sampling.
 
     Features are scaled robustly and limited smoothly. Networks of several kinds, which differ in how finely they
@@ -180,10 +181,9 @@ class MPGELURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             trained.noise,
             trained.spread,
         ).requires_grad_(False)
-        self._trained, self._fitted_with = trained, (settings, features.shape)
+        self._trained, self._fitted_with, self._features = trained, (settings, features.shape), features
         self.kind_weights_ = trained.kind_weights
-        self.score_ = trained.score - float(np.log(target_scale))
-        self.n_iter_ = trained.steps
+        self.score_, self.n_iter_ = trained.score - float(np.log(target_scale)), trained.steps
         self.calibration_scores_: Array | None = None
         return self
 

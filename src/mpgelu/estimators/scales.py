@@ -14,14 +14,15 @@ Array = NDArray[np.float64]
 LIMIT = 3.0  # of scaled features
 _SMALLEST_SCALE = 1e-12  # relative to the centre: a feature that varies less is constant
 _OF_QUARTILES = 1.349  # distance of the quartiles of a standard normal distribution
-_LEAST_SHARE = 0.2  # of the standard deviation; a feature with few distinct values may have equal quartiles
+_LEAST_SHARE = 0.2  # of the standard deviation; quartiles may lie close together in a wide distribution
 
 
 def robust_scale(X: Array) -> FeatureScale:
     """Median and distance of the quartiles of each feature, with a smooth limit at three of them.
 
     The scale is at least a fifth of the standard deviation, taken inside the limit of ten quartile distances so that
-    one absurd cell does not flatten a column.
+    one absurd cell does not flatten a column. Where the quartiles are equal, as of a column that is mostly zero, it is
+    the typical distance of the other values from the median: these carry the information and must not be limited.
 
     Raises:
         InputError: Differences of the values overflow.
@@ -39,11 +40,21 @@ def robust_scale(X: Array) -> FeatureScale:
     typical = np.where(spread > 0, 10 * spread, np.inf)
     inside = np.clip(distance, -typical, typical) / unit
     stddev = unit * np.sqrt((inside**2).mean(axis=0))
-    scale = np.where(constant, 1.0, np.maximum(spread, _LEAST_SHARE * stddev))
+    scale = np.where(spread > 0, np.maximum(spread, _LEAST_SHARE * stddev), _typical_distance(distance))
+    scale = np.where(constant, 1.0, scale)
     scaled = distance / scale
     numbers = (torch.as_tensor(part) for part in (center, scale, scaled.min(axis=0), scaled.max(axis=0)))
     center_, scale_, lower, upper = numbers
     return FeatureScale(center_, scale_, LIMIT, lower, upper)
+
+
+def _typical_distance(distance: Array) -> Array:
+    """Median of the absolute values that are not zero, of each column; one where all are."""
+    found = np.ones(distance.shape[1])
+    for column, values in enumerate(np.abs(distance.T)):
+        others = values[values > 0]
+        found[column] = np.median(others) if len(others) else 1.0
+    return found
 
 
 def target_scales(y: Array, weights: Array) -> tuple[float, float]:

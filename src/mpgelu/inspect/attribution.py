@@ -217,7 +217,8 @@ def _rows(network: nn.Module, parts: Parts, x: Tensor) -> tuple[Tensor, dict[_So
     output = _traced(network, start, labels, tuple(parts.feature_names))
     moments = DiagonalMoments(output.mean, output.variance) if isinstance(output, _Apart) else output
     noise, mean = parts.likelihood.noise(moments), parts.likelihood.predictive(moments, 2).mean
-    split = {labels[id(key)]: parts.likelihood.mean_part(variances, moments) for key, variances in _reached(output)}
+    direction = parts.likelihood.mean_direction(moments)
+    split = {labels[id(key)]: variances for key, variances in _along(output, direction)}
     return mean, {_NOISE: noise[:, None], **split}
 
 
@@ -259,6 +260,14 @@ def _reached(moments: Any) -> list[tuple[object, Tensor]]:
     if isinstance(moments, _Apart):
         return list(moments.sources)
     return [(block.variance, block.variance.unsqueeze(-1) * block.scaled_factor.square()) for block in moments.blocks]
+
+
+def _along(moments: Any, direction: Tensor) -> list[tuple[object, Tensor]]:
+    """What every source adds to the variance of a linear combination of the units, ``(rows, sources)``."""
+    by_source = direction.unsqueeze(-2)
+    if isinstance(moments, _Apart):
+        return [(key, (part * by_source.square()).sum(-1)) for key, part in moments.sources]
+    return [(b.variance, b.variance * (b.scaled_factor * by_source).sum(-1).square()) for b in moments.blocks]
 
 
 # ---- diagonal moments with their sources apart ----

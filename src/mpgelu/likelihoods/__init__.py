@@ -4,10 +4,12 @@ from mpgelu.likelihoods.base import Likelihood, likelihoods
 from mpgelu.likelihoods.gaussian import Gaussian
 from mpgelu.likelihoods.heavy_tailed import HeavyTailedGaussian
 from mpgelu.likelihoods.heteroscedastic import HeteroscedasticGaussian
+from mpgelu.likelihoods.mixture import GaussianMixture
 from mpgelu.likelihoods.outputs import MeanAndLogVariance
 
 __all__ = [
     "Gaussian",
+    "GaussianMixture",
     "HeavyTailedGaussian",
     "HeteroscedasticGaussian",
     "Likelihood",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from mpgelu.moments import Moments
@@ -53,16 +54,24 @@ class Likelihood(nn.Module):
         """Expected variance of the observation given the outputs, the aleatoric part, ``(*batch,)``."""
         return self.predictive(moments, 2).aleatoric_variance
 
-    def mean_part(self, variances: Tensor, moments: Moments) -> Tensor:
-        """What independent sources add to the variance of the predictive mean, ``(*batch, sources)``.
+    def short(self, moments: Moments | Tensor) -> Predictive:
+        """The distribution by as few components as will do, where many such distributions are mixed, ``(*batch,)``.
+
+        By default the Gaussian of the same mean and variances.
+        """
+        return self.predictive(moments, 2).matched()
+
+    def mean_direction(self, moments: Moments) -> Tensor:
+        """Derivative of the mean of the target by the outputs, ``(*batch, outputs)``, for attribution.
 
         The mean of the target is the first output unless a subclass overrides this.
 
         Args:
-            variances: What each source adds to the variance of each output, ``(*batch, sources, outputs)``.
             moments: Moments of the outputs.
         """
-        return variances[..., 0]
+        first = torch.zeros_like(moments.mean)
+        first[..., 0] = 1
+        return first
 
     def gaussians(self, log_variance: Tensor, known: bool) -> list[tuple[float, Tensor]] | None:
         """Write the noise as a mixture of Gaussians around the mean, the first of two outputs.

@@ -21,7 +21,8 @@ class Stack(nn.Module):
     """Several networks of one architecture that run, and train, as one.
 
     Parameters and buffers gain a leading model dimension, so thousands of small networks become a few large tensor
-    operations. Input and output have the model dimension first; the output's covariance is dense, being small.
+    operations. Input and output have the model dimension first; the output's covariance is dense, being
+    small, unless outputs are independent.
 
     Args:
         networks: modules of the same architecture; their parameters are copied.
@@ -124,7 +125,11 @@ class Stack(nn.Module):
 
     def _run(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], value: Any) -> Any:
         output = functional_call(self._skeleton[0], (parameters, buffers), (value,))
-        return FullMoments.from_moments(output) if isinstance(output, FactoredMoments) else output
+        if not isinstance(output, FactoredMoments):
+            return output
+        if not output.blocks:  # independent outputs, which need no dense covariance
+            return DiagonalMoments(output.mean, output.variance)
+        return FullMoments.from_moments(output)
 
 
 class _Called(nn.Module):

@@ -68,6 +68,7 @@ class TableModel:
         categorical: Iterable[str] = (),
         drop: Iterable[str] = (),
         calibrate: float = 0.0,
+        compact: bool = False,
         **settings: Any,
     ) -> Self:
         """Learn to predict one column of a table from the others.
@@ -80,11 +81,12 @@ class TableModel:
             drop: columns to leave out.
             calibrate: share of the rows kept from training to calibrate the intervals on, as
                 :meth:`MPGELURegressor.calibrate` does.
+            compact: distill the ensemble into one network afterwards, as :meth:`MPGELURegressor.distill` does.
             settings: of :class:`MPGELURegressor`.
         """
         known, y = read_target(frame, target)
         encoder = prepare(known, y, target, missing=missing, categorical=list(categorical), drop=list(drop))
-        return cls.train(known, y, target, encoder, calibrate=calibrate, **settings)
+        return cls.train(known, y, target, encoder, calibrate=calibrate, compact=compact, **settings)
 
     @classmethod
     def train(
@@ -95,6 +97,7 @@ class TableModel:
         encoder: TableEncoder,
         *,
         calibrate: float = 0.0,
+        compact: bool = False,
         **settings: Any,
     ) -> Self:
         """As :meth:`fit`, with a target and columns that have been looked at already.
@@ -105,14 +108,28 @@ class TableModel:
             target: Name of the column to predict.
             encoder: The result of :func:`prepare`.
             calibrate: as in :meth:`fit`.
+            compact: as in :meth:`fit`.
             settings: as in :meth:`fit`.
         """
         X = encoder.encode(known).X
         held, kept = split("calibrate", len(y), calibrate, settings.get("random_state"))
         regressor = MPGELURegressor(**settings).fit(X[kept], y[kept])
+        if compact:
+            regressor = regressor.distill(verbose=bool(settings.get("verbose")))
         if len(held):
             regressor.calibrate(X[held], y[held])
         return cls(target, encoder, regressor, len(kept))
+
+    def distill(self, rows: pd.DataFrame | Encoded | None = None, **settings: Any) -> Self:
+        """The same with one network in the place of the ensemble; see :meth:`MPGELURegressor.distill`.
+
+        Args:
+            rows: a table with the columns of the training table, or that table encoded; targets are not needed. A
+                model that was read from a file needs it.
+            settings: of :meth:`MPGELURegressor.distill`.
+        """
+        encoded = self.encoder.encode(rows) if isinstance(rows, pd.DataFrame) else rows
+        return replace(self, regressor=self.regressor.distill(None if encoded is None else encoded.X, **settings))
 
     def predict(self, rows: pd.DataFrame | Encoded, level: float = 0.9) -> pd.DataFrame:
         """The columns :data:`OUTPUTS`, of standard deviations and the ends of an interval, for each row.

@@ -12,6 +12,7 @@ from typing import Any, cast
 from mpgelu.predictive import Predictive
 from mpgelu.research.compare import ablations
 from mpgelu.research.compare.boosters import CatBoost, CatBoostPoint, NGBoost, XGBoostDistribution, XGBoostPoint
+from mpgelu.research.compare.compact import Compact
 from mpgelu.research.compare.gaussian_process import GaussianProcess
 from mpgelu.research.compare.interface import Method, Standardised
 from mpgelu.research.compare.neural_peers import DeepEnsemble, LaplaceKron, MCDropout
@@ -99,6 +100,7 @@ def _realmlp(title: str, kind: type[RealMLP], folds: int, gives: type[Predicted]
 METHODS: dict[str, Recipe] = {
     "mpgelu": _ours("MP-GELU", {}),
     "mpgelu-fast": _ours("MP-GELU fast"),
+    "mpgelu-compact": Recipe("MP-GELU compact", lambda dataset, seed: Compact(seed), _ESTIMATOR, "mpgelu", ours=True),
     "realmlp-x5": _realmlp("RealMLP x5", RealMLP, 5, Quantiles),
     "realmlp": _realmlp("RealMLP", RealMLP, 1, Quantiles),
     "gaussian-process": Recipe(

@@ -148,7 +148,8 @@ def evaluate(task: Task, dataset: Dataset) -> Record:
     score is also taken over the other rows, in a field whose name ends in `_new`.
 
     Timed are `fit`, by the clock and in seconds of the processor, and `predict_distribution` with mean and standard
-    deviation, from array to tensors: for all test rows (best of 5 calls) and for one row (median of 50 calls).
+    deviation, from array to tensors: for all test rows (best of 5 calls) and for one row (median of 50 calls). What a
+    method keeps in an attribute `record` goes into the record too.
 
     Args:
         task: The method and the split.
@@ -172,6 +173,7 @@ def evaluate(task: Task, dataset: Dataset) -> Record:
         **scores(predicted, torch.from_numpy(y)),
         **_both_log_likelihoods(exact, torch.from_numpy(y)),
         **_scores_of_new_rows(predicted, y, _repeats(dataset, split)),
+        **getattr(method, "record", {}),
         "fit_seconds": fit_seconds,
         "fit_cpu_seconds": fit_cpu_seconds,
         "predict_us_per_row": 1e6 * whole / len(y),

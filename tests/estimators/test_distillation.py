@@ -1,0 +1,252 @@
+"""One network that learned from an ensemble: what it says, that everything works on it, and its parts."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import mpgelu as mp
+from command_line import Command
+from houses import QUICK, houses
+from mpgelu import DiagonalMoments, GaussianMixture, InputError, MPGELURegressor, Predictive
+from mpgelu.estimators import distillation
+from mpgelu.estimators.distillation import Lesson, loss_of, made_rows, spread_values
+from mpgelu.estimators.scales import robust_scale
+from mpgelu.inspect import verify
+
+Array = NDArray[np.float64]
+SMALL: dict[str, Any] = {"hidden": (32, 32), "components": 3, "steps": 400}
+
+
+def table(rows: int, seed: int = 0) -> tuple[Array, Array]:
+    """A curve in two of three features, with noise that grows with the third."""
+    random = np.random.default_rng(seed)
+    X = random.uniform(-2, 2, (rows, 3))
+    return X, 10 + np.sin(2 * X[:, 0]) + X[:, 1] + (0.1 + 0.1 * (X[:, 2] + 2)) * random.normal(size=rows)
+
+
+@pytest.fixture(scope="module")
+def teacher() -> MPGELURegressor:
+    X, y = table(200)
+    return MPGELURegressor((24,), sigma=0.2, brief=False, folds=4, steps=200, random_state=0).fit(X, y)
+
+
+@pytest.fixture(scope="module")
+def compact(teacher: MPGELURegressor) -> MPGELURegressor:
+    before = distillation._MADE_ROWS
+    distillation._MADE_ROWS = 2_000
+    try:
+        return teacher.distill(**SMALL)
+    finally:
+        distillation._MADE_ROWS = before
+
+
+def log_epistemic(model: MPGELURegressor, X: Array) -> Array:
+    log: Array = 2 * np.log(model.predict_parts(X).epistemic_std)
+    return log
+
+
+# What it says
+
+
+def test_it_predicts_what_the_ensemble_does(teacher: MPGELURegressor, compact: MPGELURegressor) -> None:
+    X, y = table(500, seed=1)
+    ours, theirs = compact.predict_distribution(X), teacher.predict_distribution(X)
+    assert len(compact.ensemble_) == 1
+    assert isinstance(compact, MPGELURegressor)
+    assert (ours.mean - theirs.mean).square().mean() < 0.05 * theirs.variance.mean()
+    assert ours.log_prob(torch.tensor(y)).mean() > theirs.log_prob(torch.tensor(y)).mean() - 0.15
+    assert np.corrcoef(log_epistemic(compact, X), log_epistemic(teacher, X))[0, 1] > 0.5
+    assert (ours.variance / theirs.variance).log().abs().mean() < 0.2
+
+
+def test_far_from_the_data_it_is_as_wide(teacher: MPGELURegressor, compact: MPGELURegressor) -> None:
+    X, _ = table(200, seed=2)
+    for distance in (3.0, 100.0):
+        far = X + distance * np.array([1.0, -1.0, 0.5])
+        ours, theirs = (model.predict(far, return_std=True)[1] for model in (compact, teacher))
+        assert np.abs(np.log(ours / theirs)).max() < 0.35
+        assert np.corrcoef(log_epistemic(compact, X), log_epistemic(teacher, X))[0, 1] > 0.5
+
+
+def test_the_score_tells_the_loss(teacher: MPGELURegressor, compact: MPGELURegressor) -> None:
+    assert 0 < teacher.score_ - compact.score_ < 0.2
+    assert compact.kind_weights_ == {"compact network": 1.0}
+    assert compact.n_iter_ == SMALL["steps"]
+
+
+def test_the_teacher_is_left_as_it_was(teacher: MPGELURegressor, compact: MPGELURegressor) -> None:
+    assert len(teacher.ensemble_) > 1
+    assert float(teacher.ensemble_.scaling.reach) == float(compact.ensemble_.scaling.reach) > 0
+    assert teacher.ensemble_.scaling is not compact.ensemble_.scaling
+
+
+def test_the_seed_decides(teacher: MPGELURegressor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distillation, "_MADE_ROWS", 200)
+    X, _ = table(5)
+
+    def predicted(seed: int) -> list[float]:
+        torch.manual_seed(7)
+        found: list[float] = teacher.distill(hidden=(4,), components=2, steps=3, random_state=seed).predict(X).tolist()
+        assert torch.initial_seed() == 7
+        return found
+
+    assert predicted(1) == predicted(1) != predicted(2)
+
+
+# Everything works on it
+
+
+def test_intervals_quantiles_calibration_and_input_errors(compact: MPGELURegressor) -> None:
+    X, y = table(200, seed=3)
+    distribution = compact.predict_distribution(X)
+    parts = compact.predict_parts(X)
+    np.testing.assert_allclose(parts.epistemic_std**2 + parts.aleatoric_std**2, distribution.variance)
+    quantiles = compact.predict_quantile(X, [0.05, 0.95])
+    np.testing.assert_allclose(distribution.cdf(torch.tensor(quantiles[:, 0])), 0.05, atol=1e-6)
+    np.testing.assert_allclose(np.stack(compact.predict_interval(X, 0.9), 1), quantiles)
+    blurred = compact.predict_distribution(X[:5], input_std=0.01)
+    assert blurred.means.shape[-1] > 3  # the components are kept at every point
+    torch.testing.assert_close(
+        blurred.log_prob(torch.tensor(y[:5])), distribution[:5].log_prob(torch.tensor(y[:5])), atol=0.1, rtol=0
+    )
+    calibrated = compact.__class__(**compact.get_params())
+    calibrated.__dict__.update(compact.__dict__)
+    lower, upper = calibrated.calibrate(X, y).predict_interval(table(300, seed=4)[0], 0.8)
+    assert np.mean((lower <= table(300, seed=4)[1]) & (table(300, seed=4)[1] <= upper)) > 0.7
+
+
+def test_files_hold_it(compact: MPGELURegressor, tmp_path: Path) -> None:
+    X, _ = table(50, seed=5)
+    compact.save(tmp_path / "small")
+    loaded = mp.load(tmp_path / "small")
+    np.testing.assert_array_equal(np.stack(loaded.predict(X, True)), np.stack(compact.predict(X, True)))
+    assert (tmp_path / "small").stat().st_size < 100_000
+
+
+def test_a_model_from_a_file_needs_rows(teacher: MPGELURegressor, tmp_path: Path) -> None:
+    teacher.save(tmp_path / "big")
+    loaded = mp.load(tmp_path / "big")
+    with pytest.raises(InputError, match=r"does not hold the rows .* distill\(X_unlabelled=X\)"):
+        loaded.distill()
+    X, _ = table(60, seed=6)
+    assert loaded.distill(X, hidden=(4,), components=2, steps=2).predict(X).shape == (60,)
+    with pytest.raises(InputError, match="got steps=0"):
+        teacher.distill(steps=0)
+
+
+def test_sources_add_up_and_moments_are_right(compact: MPGELURegressor) -> None:
+    X, _ = table(6, seed=7)
+    X[0] += 4
+    frame = mp.attribute(compact, X)
+    assert set(frame.kind) == {"noise", "weights", "distance"}
+    parts = compact.predict_distribution(X)
+    np.testing.assert_allclose(frame.groupby("row").variance.sum(), parts.variance, rtol=1e-4)
+    noise = frame[frame.kind == "noise"].groupby("row").variance.sum()
+    np.testing.assert_allclose(noise, parts.aleatoric_variance, rtol=1e-4)
+    assert verify(compact, X, draws=2_000).passed
+
+
+def test_diagonal_moments_are_as_exact_as_factored_ones(compact: MPGELURegressor) -> None:
+    X, _ = table(6, seed=7)
+    exact = compact.predict_distribution(X)
+    compact.ensemble_.moment_type = DiagonalMoments
+    try:
+        diagonal = compact.predict_distribution(X)
+    finally:
+        compact.ensemble_.moment_type = mp.FactoredMoments
+    torch.testing.assert_close(diagonal.variances, exact.variances, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(diagonal.epistemic_variance, exact.epistemic_variance, rtol=1e-4, atol=1e-7)
+
+
+def test_a_graph_holds_it(compact: MPGELURegressor, tmp_path: Path) -> None:
+    X, _ = table(40, seed=8)
+    X[0] += 20
+    mp.export_onnx(compact, tmp_path / "small.onnx", (0.05, 0.5, 0.95))
+    session = onnxruntime.InferenceSession(tmp_path / "small.onnx")
+    names = [output.name for output in session.get_outputs()]
+    found = dict(zip(names, session.run(None, {"features": X.astype(np.float32)}), strict=True))
+    parts = compact.predict_parts(X)
+    for name in ("mean", "epistemic_std", "aleatoric_std"):
+        np.testing.assert_allclose(found[name], getattr(parts, name), rtol=1e-4)
+    quantiles = compact.predict_quantile(X, [0.05, 0.5, 0.95])
+    np.testing.assert_allclose(found["quantiles"], quantiles, atol=1e-4 * np.abs(quantiles).max())
+    (none,) = session.run(["mean"], {"features": np.zeros((0, 3), np.float32)})
+    assert none.shape == (0,)
+
+
+def test_models_of_tables(mpgelu: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distillation, "_MADE_ROWS", 500)
+    monkeypatch.setattr(distillation, "_STEPS", 50)
+    frame = houses(120)
+    frame.to_csv(tmp_path / "houses.csv", index=False)
+    both = mp.TableModel.fit(frame, "price", compact=True, calibrate=0.2, **QUICK)
+    assert len(both.regressor.ensemble_) == 1
+    assert both.regressor.calibration_scores_ is not None
+    big = mp.TableModel.fit(frame, "price", **QUICK)
+    big.save(tmp_path / "big")
+    told = mpgelu("distill", tmp_path / "big", tmp_path / "houses.csv", "-o", tmp_path / "small", "--steps", 20)
+    assert told.code == 0, told.err
+    assert "nats a row" in told.out
+    small = mp.TableModel.load(tmp_path / "small")
+    assert len(small.regressor.ensemble_) == 1
+    assert small.predict(frame).shape == (120, 6)
+    assert mpgelu("report", tmp_path / "small", tmp_path / "houses.csv", "-o", tmp_path / "page.html").code == 0
+    assert mpgelu("info", tmp_path / "small").out.count("compact network") == 1
+    assert len(big.distill(frame, steps=2).regressor.ensemble_) == 1
+    refused = mpgelu("distill", tmp_path / "big", "-o", tmp_path / "none")
+    assert refused.code == 2
+    assert "give the training table" in refused.err
+    assert not (tmp_path / "none").exists()
+
+
+# Its parts
+
+
+def test_the_loss_is_that_of_the_likelihood() -> None:
+    likelihood, rows = GaussianMixture(3), 5
+    outputs = DiagonalMoments(torch.randn(rows, 10), torch.zeros(rows, 10))
+    outputs.variance[:, 0] = torch.rand(rows) + 0.1
+    values = torch.randn(distillation._SETS, rows, 4)
+    p = likelihood.predictive(outputs)
+    lesson = Lesson(torch.zeros(rows, 1), values, p.mean, p.epistemic_variance, p.variance, rows)
+    location = outputs.mean[:, :1], outputs.variance[:, :1]
+    found = loss_of(*location, outputs.mean[:, 1:], lesson, torch.arange(rows), 1)
+    torch.testing.assert_close(found, -p[:, None].log_prob(values[1]).mean())
+    worse = Lesson(torch.zeros(rows, 1), values, p.mean + 1, 2 * p.epistemic_variance, p.variance, rows)
+    more = loss_of(*location, outputs.mean[:, 1:], worse, torch.arange(rows), 1) - found
+    wanted = 0.1 * math.log(2) ** 2 + distillation._MEAN_WEIGHT * (1 / p.variance).mean()
+    torch.testing.assert_close(more, wanted)
+
+
+def test_values_stand_for_the_distribution() -> None:
+    means, variances = torch.tensor([-2.0, 1.0, 3.0]).double(), torch.tensor([0.5, 0.2, 2.0]).double()
+    weights = torch.tensor([0.2, 0.5, 0.3]).double()
+    rows = 20_000
+    one = Predictive.mixture(
+        [Predictive.gaussian(m.expand(rows), v * 0, v) for m, v in zip(means, variances, strict=True)], weights
+    )
+    values = spread_values(one, 8, torch.Generator().manual_seed(0))
+    averages = values.mean(1)
+    assert values.mean() == pytest.approx(one.mean[0].item(), abs=5 * averages.std().item() / math.sqrt(rows))
+    assert (values <= 0.5).double().mean() == pytest.approx(one.cdf(0.5)[0].item(), abs=0.005)
+    assert averages.var() < 0.3 * one.variance[0] / 8  # independent draws would have all of it
+
+
+def test_made_rows_stay_near_and_keep_codes() -> None:
+    random = np.random.default_rng(0)
+    X = np.column_stack([random.normal(size=300), random.integers(0, 2, 300), np.full(300, 5.0)])
+    rows = made_rows(X, robust_scale(X), 4_000, random)
+    assert rows.shape == (4_000, 3)
+    assert (rows[:, 2] == 5).all()
+    inside = (rows[:, 0] >= X[:, 0].min()) & (rows[:, 0] <= X[:, 0].max())
+    assert 0.9 < inside.mean() < 1
+    assert np.isin(rows[:, 1], [0, 1]).mean() > 0.6
+    assert made_rows(X[:1], robust_scale(X), 10, random).shape == (10, 3)
