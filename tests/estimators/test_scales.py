@@ -1,0 +1,53 @@
+"""Scales of features: robust against absurd cells, and fine enough for columns that are mostly one value."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mpgelu.errors import InputError
+from mpgelu.estimators.scales import LIMIT, robust_scale
+
+RANDOM = np.random.default_rng(0)
+
+
+def limited(X: np.ndarray) -> np.ndarray:
+    scaled: np.ndarray = robust_scale(X)(torch.as_tensor(X)).numpy()
+    return scaled
+
+
+def test_a_normal_feature_has_unit_spread() -> None:
+    scale = robust_scale(RANDOM.normal(5, 3, (4_000, 1)))
+    assert float(scale.center) == pytest.approx(5, abs=0.2)
+    assert float(scale.scale) == pytest.approx(3, rel=0.05)
+
+
+def test_one_absurd_cell_changes_nothing() -> None:
+    X = RANDOM.normal(size=(500, 1))
+    before = robust_scale(X)
+    X[0] = 1e9
+    after = robust_scale(X)
+    assert float(after.scale) == pytest.approx(float(before.scale), rel=0.02)
+    assert np.abs(limited(X)).max() <= LIMIT
+
+
+def test_values_beside_many_zeros_are_told_apart() -> None:
+    """The quartiles of a column that is mostly zero are equal, and a fifth of its deviation would limit the rest."""
+    X = np.zeros((1_000, 1))
+    X[:200, 0] = np.linspace(50, 150, 200)
+    z = limited(X)[:200, 0]
+    assert z[0] == pytest.approx(0.5, abs=0.05)
+    assert z[-1] - z[0] > 0.7
+
+
+def test_a_rare_flag_is_of_unit_size_and_a_constant_stays_as_it_is() -> None:
+    X = np.column_stack([np.arange(300) % 100 == 0, np.full(300, 7.0)]).astype(float)
+    scale = robust_scale(X)
+    torch.testing.assert_close(scale.scale, torch.ones(2, dtype=torch.float64))
+    assert (limited(X)[:, 1] == 0).all()
+
+
+def test_differences_that_overflow_are_refused() -> None:
+    with pytest.raises(InputError, match="differences overflow"):
+        robust_scale(np.array([[-1.7e308], [1.7e308], [1.7e308]]))
