@@ -102,16 +102,11 @@ def page_of(script: Path, folder: Path, *, quick: bool = False) -> str:
 
 
 def _run(cell: Cell, scope: dict[str, Any], script: Path) -> str:
-    """Run one cell, with the lines it has in the file; its output, and its last expression unless that is ``None``."""
+    """Run one cell, with the lines it has in the file, and return what it printed."""
     tree = ast.increment_lineno(ast.parse(cell.source), cell.line - 1)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         exec(compile(tree, str(script), "exec"), scope)
-        if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), str(script), "eval"), scope)
-            if value is not None:
-                print(value)
     return output.getvalue()
 
 
