@@ -1,6 +1,7 @@
 """Epistemic falls, aleatoric stays.
 
-The same problem with 15, 60 and 240 points. The band of the function shrinks with every point; the noise is what it is.
+The same problem with 15, 60 and 240 points. The band of the function shrinks with every point; the noise is what it
+is.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def draw() -> Figure:
         mean, epistemic, aleatoric = model.predict_parts(grid[:, None])
         total = np.hypot(epistemic, aleatoric)
         ax.fill_between(grid, mean - 2 * total, mean + 2 * total, color=ORANGE, alpha=0.28, lw=0, label="total")
-        ax.fill_between(grid, mean - 2 * epistemic, mean + 2 * epistemic, color=BLUE, alpha=0.42, lw=0, label="epistemic")
+        ax.fill_between(
+            grid, mean - 2 * epistemic, mean + 2 * epistemic, color=BLUE, alpha=0.42, lw=0, label="epistemic"
+        )
         ax.plot(grid, np.sin(1.6 * grid), ":", color=MUTED, lw=1.2, label="truth")
         ax.plot(grid, mean, color=BLUE)
         ax.plot(x[:rows], y[:rows], ".", ms=4, color=INK, alpha=0.5, mew=0)

@@ -1,7 +1,7 @@
 """A misprint, seen.
 
-Covariance of two rectified Gaussians with unit variances and means 0.5, against their correlation: exact, as the DVI paper
-prints it, and with the sign and the factor put right.
+Covariance of two rectified Gaussians with unit variances and means 0.5, against their correlation: exact, as the DVI
+paper prints it, and with the sign and the factor put right.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ def draw() -> Figure:
     errors.semilogy(rho, (printed - exact).abs(), color=ORANGE)
     errors.semilogy(rho, (right - exact).abs() + 1e-7, color=GREEN)
     errors.set(title="Error", xlabel="correlation before", ylim=(1e-6, 1))
+    for axes in (curves, errors):
+        axes.set_xticks([-1, -0.5, 0, 0.5, 1])
     return figure
 
 

@@ -1,7 +1,7 @@
-"""Outside the data.
+"""Where there are no data.
 
-Left: one network with dropout, far from its data nearly as sure as among them. Middle: eight of them disagree. Right: the estimator
-also counts the distance from the training range.
+Left: one network with dropout. Its band grows with the size of the activations and knows nothing of the gap. Middle:
+eight networks disagree in the gap. Right: the estimator, which also counts the distance from the training range.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import mpgelu
 
 
 def draw() -> Figure:
-    """The same 100 points, three models."""
+    """The same 120 points, three models."""
     generator = np.random.default_rng(2)
-    x = generator.uniform(-1.5, 1.5, 100)
-    y = np.sin(2.5 * x) + 0.12 * generator.normal(size=100)
-    grid = np.linspace(-4.5, 4.5, 181)
+    x = np.concatenate([generator.uniform(-3, -0.9, 60), generator.uniform(0.9, 3, 60)])
+    y = np.sin(2 * x) + 0.12 * generator.normal(size=120)
+    grid = np.linspace(-5, 5, 181)
     figure, axes = plt.subplots(1, 3, figsize=(8.8, 3.0), sharey=True)
     model = mpgelu.MPGELURegressor(random_state=0, noise="homoscedastic").fit(x[:, None], y)
     parts = model.predict_parts(grid[:, None])
@@ -34,23 +34,30 @@ def draw() -> Figure:
 
 def _networks(x: np.ndarray, y: np.ndarray, grid: np.ndarray, members: int) -> list[np.ndarray]:
     torch.manual_seed(0)
-    stack = mpgelu.Stack([mpgelu.network(1, (64, 64), rate=0.02) for _ in range(members)])
+    stack = mpgelu.Stack([mpgelu.network(1, (64, 64), rate=0.005) for _ in range(members)])
     likelihood = mpgelu.HeteroscedasticGaussian()
-    rows = (torch.tensor(x, dtype=torch.float32)[:, None], torch.tensor(y, dtype=torch.float32))
-    mpgelu.fit(stack, likelihood, tuple(t.expand(members, *t.shape) for t in rows), epochs=500, clip=10, progress=False, moments=mpgelu.DiagonalMoments.certain)
-    inputs = torch.tensor(grid, dtype=torch.float32)[:, None].expand(members, -1, -1)
+    rows = (2 * torch.tensor(x, dtype=torch.float32)[:, None], torch.tensor(y, dtype=torch.float32))
+    mpgelu.fit(
+        stack,
+        likelihood,
+        tuple(t.expand(members, *t.shape) for t in rows),
+        epochs=500,
+        clip=10,
+        progress=False,
+        moments=mpgelu.DiagonalMoments.certain,
+    )
+    inputs = 2 * torch.tensor(grid, dtype=torch.float32)[:, None].expand(members, -1, -1)
     with torch.no_grad():
         p = likelihood.predictive(stack(mpgelu.FactoredMoments.certain(inputs))).mixture_over(0)
     return [t.numpy() for t in (p.mean, p.epistemic_variance.sqrt(), p.aleatoric_variance.sqrt())]
 
 
-def _panel(
-    ax: Axes, title: str, x: np.ndarray, y: np.ndarray, grid: np.ndarray, mean: np.ndarray, epistemic: np.ndarray, aleatoric: np.ndarray
-) -> None:
+def _panel(ax: Axes, title: str, x: np.ndarray, y: np.ndarray, grid: np.ndarray, *parts: np.ndarray) -> None:
+    mean, epistemic, aleatoric = parts
     total = np.hypot(epistemic, aleatoric)
     ax.fill_between(grid, mean - 2 * total, mean + 2 * total, color=ORANGE, alpha=0.28, lw=0, label="total")
     ax.fill_between(grid, mean - 2 * epistemic, mean + 2 * epistemic, color=BLUE, alpha=0.42, lw=0, label="epistemic")
-    ax.plot(grid, np.sin(2.5 * grid), ":", color=MUTED, lw=1.2, label="truth")
+    ax.plot(grid, np.sin(2 * grid), ":", color=MUTED, lw=1.2, label="truth")
     ax.plot(grid, mean, color=BLUE)
     ax.plot(x, y, ".", ms=3, color=INK, alpha=0.5, mew=0)
-    ax.set(title=title, ylim=(-4.2, 4.2), xlim=(-4.5, 4.5), xlabel="x")
+    ax.set(title=title, ylim=(-2.4, 3.0), xlim=(-5, 5), xlabel="x")

@@ -12,7 +12,7 @@ mpl.use("agg")
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-import style  # noqa: E402
+import style
 
 IMAGES = HERE.parent / "images"
 

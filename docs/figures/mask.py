@@ -1,7 +1,7 @@
 """What MP-GELU does to one unit.
 
-A unit with mean m and variance v is kept with the probability that a Gaussian of these moments is positive. With v = 0 that
-is ReLU, with v = 1 the mean is GELU; ReLU of a Gaussian (dotted) has a larger mean and a smaller variance.
+A unit with mean m and variance v is kept with the probability that a Gaussian of these moments is positive. With v =
+0 that is ReLU, with v = 1 the mean is GELU; ReLU of a Gaussian (dotted) has a larger mean and a smaller variance.
 """
 
 from __future__ import annotations

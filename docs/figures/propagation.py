@@ -1,7 +1,8 @@
 """A cloud through a layer.
 
-Left: an uncertain input. Middle: after a linear map the ellipse is exact. Right: after the masks of MP-GELU the cloud is no
-Gaussian any more, and its mean and covariance, the ellipse of two standard deviations, are still exact. Crosses: sample means.
+Left: an uncertain input. Middle: after a linear map the ellipse is exact. Right: after the masks of MP-GELU the cloud
+is no Gaussian any more, and its mean and covariance, the ellipse of two standard deviations, are still exact.
+Crosses: sample means.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def draw() -> Figure:
 
 
 def _cloud(axes: Axes, samples: torch.Tensor, moments: mpgelu.FullMoments, title: str) -> None:
-    axes.plot(*samples.T, ".", ms=2.2, color=BLUE, alpha=0.28, mew=0, rasterized=True)
+    axes.plot(*samples.T, ".", ms=2.2, color=BLUE, alpha=0.5, mew=0, rasterized=True)
     values, vectors = np.linalg.eigh(moments.covariance[0].numpy())
     angle = np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1]))
     centre = moments.mean[0].tolist()

@@ -11,7 +11,7 @@ import griffe
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from roles import markdown_of  # noqa: E402
+from roles import markdown_of
 
 
 class SphinxRoles(griffe.Extension):

@@ -117,7 +117,9 @@ def _commands() -> str:
     page = ["# Commands", "What `mpgelu` prints with `--help`."]
     for command in COMMANDS:
         line = [sys.executable, "-m", "mpgelu", *command.split(), "--help"]
-        help_text = subprocess.run(line, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=True).stdout
+        help_text = subprocess.run(
+            line, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=True
+        ).stdout
         kept = "\n".join(row.rstrip() for row in help_text.strip("\n").splitlines())
         page += [f"## mpgelu {command}", f"```text\n{kept}\n```"]
     return "\n\n".join(page) + "\n"
@@ -126,7 +128,11 @@ def _commands() -> str:
 def _reference() -> dict[str, str]:
     """The pages of the reference and their index, from what packages say is public."""
     public = _exported("")
-    pages, index, missing = {}, ["# Reference", "Every public name, with signatures and links to its parts."], set(public)
+    pages, index, missing = (
+        {},
+        ["# Reference", "Every public name, with signatures and links to its parts."],
+        set(public),
+    )
     for page, (title, intro, packages) in REFERENCE.items():
         homes = [(name, part) for part in packages for name in _exported(part)]
         named = {name: _home(name, part) for name, part in homes if name in public or part in WHOLE}

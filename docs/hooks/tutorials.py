@@ -22,7 +22,7 @@ FIGURES = Path(__file__).parents[1] / "figures"
 sys.path.insert(0, str(FIGURES))
 
 _CELL = re.compile(r"^# %%(?: (?P<kind>\[markdown\]|hidden))?[ \t]*$")
-_SETTING = re.compile(r"^(?P<name>\s*\w+ = ).*?  # smoke: (?P<smoke>.*)$", re.MULTILINE)
+_SETTING = re.compile(r"^(?P<name>\s*[\w, ]+ = ).*?  # smoke: (?P<smoke>.*)$", re.MULTILINE)
 _SETTING_COMMENT = re.compile(r"  # smoke: .*$", re.MULTILINE)
 
 

@@ -24,15 +24,17 @@ print(train.head(3).to_string())
 # %% [markdown]
 # ## Fit
 #
-# There is nothing to tune. `fit` takes some ten seconds here; `effort` makes it shorter or longer.
+# There is nothing to tune. `effort=0.5` takes half of the default's steps, some five seconds here.
 
 # %%
-effort = 1.0  # smoke: 0.01
-model = mpgelu.MPGELURegressor(effort=effort, random_state=0).fit(X_train, y_train)
+model = mpgelu.MPGELURegressor(effort=0.5, random_state=0)  # smoke: mpgelu.MPGELURegressor((8,), steps=5, folds=2, brief=False, sigma=None, random_state=0)
+model.fit(X_train, y_train)
 mean, epistemic, aleatoric = model.predict_parts(X_test)
 stddev = np.hypot(epistemic, aleatoric)
 print(f"root mean square error {np.sqrt(np.mean((mean - y_test) ** 2)):.1f}, of a constant {y_test.std():.1f}")
-print(f"typical standard deviation {np.median(stddev):.1f}: {np.median(epistemic):.1f} epistemic, {np.median(aleatoric):.1f} aleatoric")
+print(
+    f"typical standard deviation {np.median(stddev):.1f}: {np.median(epistemic):.1f} epistemic, {np.median(aleatoric):.1f} aleatoric"
+)
 
 # %% [markdown]
 # The error is large, and the model knows: most of it is *aleatoric*, noise that the features do not explain and that more
@@ -51,7 +53,12 @@ for level, alpha in ((0.9, 0.18), (0.5, 0.3)):
     print(f"{inside:.0%} of the new targets are inside their {level:.0%} interval")
 axes.plot(place, mean[order], color="C0", label="mean")
 axes.plot(place, y_test[order], "o", ms=3.5, color="C1", alpha=0.85, label="what happened")
-axes.set(title="155 patients the model has not seen", xlabel="patients, by predicted mean", ylabel="progression", xlim=(0, len(place)))
+axes.set(
+    title="155 patients the model has not seen",
+    xlabel="patients, by predicted mean",
+    ylabel="progression",
+    xlim=(0, len(place)),
+)
 axes.legend(ncols=2, loc="upper left")
 
 # %% [markdown]
@@ -126,7 +133,9 @@ axes.legend()
 half = len(y_test) // 2
 model.calibrate(X_test[:half], y_test[:half])
 lower, upper = model.predict_interval(X_test[half:], level=0.9)
-print(f"{np.mean((lower <= y_test[half:]) & (y_test[half:] <= upper)):.0%} inside, average width {np.mean(upper - lower):.0f}")
+print(
+    f"{np.mean((lower <= y_test[half:]) & (y_test[half:] <= upper)):.0%} inside, average width {np.mean(upper - lower):.0f}"
+)
 
 # %% [markdown]
 # The same without code: [Tables on the command line](../tables.md). Why the model is unsure about one patient:

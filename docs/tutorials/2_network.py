@@ -91,7 +91,7 @@ network = nn.Sequential(
     mpgelu.Linear(64, 64), mpgelu.MPGELU(), mpgelu.Dropout(rate),
     mpgelu.Linear(64, 2),
 )  # fmt: skip
-steps = 1500  # smoke: 15
+steps = 900  # smoke: 15
 optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 losses = []
@@ -120,7 +120,9 @@ mean = p.mean.numpy()
 
 figure, (bands, parts) = plt.subplots(2, 1, figsize=(7.4, 5.2), sharex=True, height_ratios=(2.2, 1))
 bands.fill_between(grid, mean - 2 * total, mean + 2 * total, color="C1", alpha=0.25, lw=0, label="total")
-bands.fill_between(grid, mean - 2 * epistemic, mean + 2 * epistemic, color="C0", alpha=0.45, lw=0, label="epistemic part")
+bands.fill_between(
+    grid, mean - 2 * epistemic, mean + 2 * epistemic, color="C0", alpha=0.45, lw=0, label="epistemic part"
+)
 bands.plot(grid, mean, color="C0", label="mean")
 bands.plot(position, target, ".", ms=4, color="C4", alpha=0.7, label="data")
 bands.plot(grid, torch.sin(2.2 * grid), ":", color="C2", lw=1.4, label="truth")
@@ -138,23 +140,36 @@ parts.legend(ncols=3, loc="upper center")
 # the estimator is an ensemble, and why `Predictive.mixture` exists; a `Stack` trains all of them as one program:
 
 # %%
-members, epochs = 8, 800  # smoke: 2, 5
+members, epochs = 6, 400  # smoke: 2, 5
 torch.manual_seed(0)
 stack = mpgelu.Stack([mpgelu.network(1, hidden=(64, 64), rate=0.02) for _ in range(members)])
-mpgelu.fit(stack, likelihood, (position[:, None].expand(members, -1, -1), target.expand(members, -1)), epochs=epochs, clip=10, progress=False)
+mpgelu.fit(
+    stack,
+    likelihood,
+    (position[:, None].expand(members, -1, -1), target.expand(members, -1)),
+    epochs=epochs,
+    clip=10,
+    progress=False,
+)
 each = likelihood.predictive(stack(mpgelu.FactoredMoments.certain(grid[:, None].expand(members, -1, -1))))
 mixture = each.mixture_over(0)
 
 figure, axes = plt.subplots(figsize=(7.4, 3.4))
 mean, total, epistemic = (t.detach().numpy() for t in (mixture.mean, mixture.stddev, mixture.epistemic_variance.sqrt()))
 axes.fill_between(grid, mean - 2 * total, mean + 2 * total, color="C1", alpha=0.25, lw=0, label="total")
-axes.fill_between(grid, mean - 2 * epistemic, mean + 2 * epistemic, color="C0", alpha=0.45, lw=0, label="epistemic part")
+axes.fill_between(
+    grid, mean - 2 * epistemic, mean + 2 * epistemic, color="C0", alpha=0.45, lw=0, label="epistemic part"
+)
 axes.plot(grid, each.mean.detach().T, color="C0", lw=0.6, alpha=0.6)
 axes.plot(position, target, ".", ms=4, color="C4", alpha=0.7)
-axes.set(title=f"{members} networks: they agree where there are data", xlabel="x", ylabel="y", ylim=(-3, 3), xlim=(-2.6, 2.6))
+axes.set(
+    title=f"{members} networks: they agree where there are data", xlabel="x", ylabel="y", ylim=(-3, 3), xlim=(-2.6, 2.6)
+)
 axes.legend(ncols=2, loc="upper center")
 gap = (grid.abs() < 0.5).numpy()
-print(f"in the gap: epistemic {np.mean(epistemic[gap]):.2f} for {members} networks, {np.mean(p.epistemic_variance.sqrt().numpy()[gap]):.2f} for the one above")
+print(
+    f"in the gap: epistemic {np.mean(epistemic[gap]):.2f} for {members} networks, {np.mean(p.epistemic_variance.sqrt().numpy()[gap]):.2f} for the one above"
+)
 
 # %% [markdown]
 # Next: [Moment propagation from scratch](../concepts/propagation.md) for the ideas,

@@ -16,9 +16,12 @@ from sklearn.datasets import load_diabetes
 import mpgelu
 
 X, y = load_diabetes(return_X_y=True, as_frame=True, scaled=False)
-X = X.rename(columns={"s1": "cholesterol", "s2": "ldl", "s3": "hdl", "s4": "ratio", "s5": "triglycerides", "s6": "glucose"})
-effort = 0.3  # smoke: 0.01
-model = mpgelu.MPGELURegressor((32, 32), rate=0.05, sigma=None, brief=False, effort=effort, moments=mpgelu.FactoredMoments, random_state=0)
+X = X.rename(
+    columns={"s1": "cholesterol", "s2": "ldl", "s3": "hdl", "s4": "ratio", "s5": "triglycerides", "s6": "glucose"}
+)
+settings = {"effort": 0.15}  # smoke: {"steps": 5, "folds": 2}
+exact = {"moments": mpgelu.FactoredMoments, "random_state": 0}
+model = mpgelu.MPGELURegressor((32, 32), rate=0.05, sigma=None, brief=False, **exact, **settings)
 model.fit(X[:360], y[:360])
 
 # %% [markdown]
@@ -32,7 +35,10 @@ errors = np.array([{"bp": 8.0, "bmi": 1.0}.get(name, 0.0) for name in X.columns]
 patients = X[360:400]
 sources = mpgelu.attribute(model, patients, input_std=errors)
 _, stddev = model.predict(patients, return_std=True, input_std=errors)
-print("largest difference of the sum from the variance:", f"{np.abs(sources.groupby('row').variance.sum() / stddev**2 - 1).max():.1e}")
+print(
+    "largest difference of the sum from the variance:",
+    f"{np.abs(sources.groupby('row').variance.sum() / stddev**2 - 1).max():.1e}",
+)
 print(sources[sources.row == 0].nlargest(5, "variance").round(3).to_string(index=False))
 
 # %% [markdown]
@@ -41,7 +47,14 @@ print(sources[sources.row == 0].nlargest(5, "variance").round(3).to_string(index
 
 # %%
 label = sources.kind.where(sources.kind != "input", "error of " + sources.unit.astype(str))
-label = label.replace({"disagreement": "networks disagree", "dropout": "masks of dropout", "mpgelu": "masks of MP-GELU", "distance": "distance from the data"})
+label = label.replace(
+    {
+        "disagreement": "networks disagree",
+        "dropout": "masks of dropout",
+        "mpgelu": "masks of MP-GELU",
+        "distance": "distance from the data",
+    }
+)
 wide = sources.assign(label=label).pivot_table(index="row", columns="label", values="variance", aggfunc="sum")
 rest = wide.drop(columns="noise")
 rest = rest.loc[:, rest.sum() > 0.005 * rest.to_numpy().sum()]
@@ -53,10 +66,18 @@ base = np.zeros(len(rest))
 for number, (name, part) in enumerate(rest.items()):
     axes.bar(np.arange(len(rest)), part, bottom=base, width=0.86, color=f"C{number}", label=name)
     base += part.to_numpy()
-axes.set(title="Variance of 40 predictions, without the noise", xlabel="patients", ylabel="variance", xlim=(-0.7, len(rest) - 0.3))
+axes.set(
+    title="Variance of 40 predictions, without the noise",
+    xlabel="patients",
+    ylabel="variance",
+    xlim=(-0.7, len(rest) - 0.3),
+)
 axes.grid(axis="x")
 axes.legend(ncols=2)
-print(f"noise is {wide['noise'].sum() / wide.to_numpy().sum():.0%} of all variance; of the rest " + ", ".join(f"{name} {share:.0%}" for name, share in (rest.sum() / rest.to_numpy().sum()).items()))
+print(
+    f"noise is {wide['noise'].sum() / wide.to_numpy().sum():.0%} of all variance; of the rest "
+    + ", ".join(f"{name} {share:.0%}" for name, share in (rest.sum() / rest.to_numpy().sum()).items())
+)
 
 # %% [markdown]
 # ## One network, unit by unit
@@ -68,12 +89,14 @@ print(f"noise is {wide['noise'].sum() / wide.to_numpy().sum():.0%} of all varian
 scaled = torch.tensor(((X - X.mean()) / X.std()).to_numpy(), dtype=torch.float32)
 target = torch.tensor(((y - y.mean()) / y.std()).to_numpy(), dtype=torch.float32)
 torch.manual_seed(0)
-epochs = 150  # smoke: 2
+epochs = 80  # smoke: 2
 network, likelihood = mpgelu.network(10, hidden=(24, 24), rate=0.05), mpgelu.HeteroscedasticGaussian()
 mpgelu.fit(network, likelihood, (scaled[:360], target[:360]), epochs=epochs, clip=10, progress=False)
 units = mpgelu.attribute(network, scaled[360:384], features=list(X.columns))
 masks = units[units.kind != "noise"]
-picture = masks.assign(source=masks.layer.astype(str) + "/" + masks.unit.astype(str)).pivot_table(index="source", columns="row", values="variance", aggfunc="sum", sort=False)
+picture = masks.assign(source=masks.layer.astype(str) + "/" + masks.unit.astype(str)).pivot_table(
+    index="source", columns="row", values="variance", aggfunc="sum", sort=False
+)
 
 figure, axes = plt.subplots(figsize=(7.4, 5.0))
 shown = axes.imshow(np.sqrt(picture.to_numpy()), aspect="auto", cmap="magma", interpolation="nearest", rasterized=True)
@@ -93,7 +116,7 @@ figure.colorbar(shown, ax=axes, shrink=0.8, label="standard deviations of the ta
 # covariances after every layer.
 
 # %%
-draws = 5000  # smoke: 200
+draws = 3000  # smoke: 200
 audit = mpgelu.verify(network, scaled[360:364], draws=draws)
 print(audit)
 print(audit.words())
@@ -105,13 +128,30 @@ print(audit.words())
 dropped = mpgelu.verify(network, scaled[360:364], draws=draws, moments=mpgelu.DiagonalMoments.certain)
 figure, axes = plt.subplots(figsize=(7.4, 3.2))
 place = np.arange(len(audit.layers))
-axes.bar(place - 0.2, [layer.covariance_error for layer in audit.layers], 0.38, color="C0", label="factored: sampling error only")
-axes.bar(place + 0.2, [layer.covariance_error for layer in dropped.layers], 0.38, color="C1", label="diagonal: correlations dropped")
+axes.bar(
+    place - 0.2,
+    [layer.covariance_error for layer in audit.layers],
+    0.38,
+    color="C0",
+    label="factored: sampling error only",
+)
+axes.bar(
+    place + 0.2,
+    [layer.covariance_error for layer in dropped.layers],
+    0.38,
+    color="C1",
+    label="diagonal: correlations dropped",
+)
 axes.set_xticks(place, [f"{layer.layer} {layer.kind}" for layer in audit.layers], rotation=25, ha="right")
 axes.set(title="Worst error of a covariance, layer by layer", ylabel="in the two std. deviations", ylim=(0, 1.25))
 axes.legend(ncols=2, loc="upper left")
-inflated = network(mpgelu.DiagonalMoments.certain(scaled[360:])).stddev[:, 0] / network(mpgelu.FactoredMoments.certain(scaled[360:])).stddev[:, 0]
-print(f"the output's standard deviation without correlations is {inflated.min():.2f} to {inflated.max():.2f} times the exact one")
+inflated = (
+    network(mpgelu.DiagonalMoments.certain(scaled[360:])).stddev[:, 0]
+    / network(mpgelu.FactoredMoments.certain(scaled[360:])).stddev[:, 0]
+)
+print(
+    f"the output's standard deviation without correlations is {inflated.min():.2f} to {inflated.max():.2f} times the exact one"
+)
 
 # %% [markdown]
 # More: [Explain and verify](../explain.md), and [what breaks the Gaussian assumption](../concepts/gaussian.md).

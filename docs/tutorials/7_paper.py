@@ -37,7 +37,9 @@ axes[1, 0].legend(fontsize=8, loc="lower left", ncols=2)
 axes[1, 0].set_ylabel("standard deviation")
 for name, toy in toys.items():
     numbers = toy.summary()
-    print(f"{name:7s} epistemic share of the variance: {numbers['epistemic_share_inside']:.1%} inside the data, {numbers['epistemic_share_outside']:.1%} outside")
+    print(
+        f"{name:7s} epistemic share of the variance: {numbers['epistemic_share_inside']:.1%} inside the data, {numbers['epistemic_share_outside']:.1%} outside"
+    )
 
 # %% [markdown]
 # **Holds:** the bands follow the noise inside the data and widen outside.
@@ -61,11 +63,23 @@ def rows(name: str) -> list[dict[str, str]]:
 
 agreement = rows("agreement.csv")
 figure, both = plt.subplots(1, 2, figsize=(7.8, 3.6))
-for axes, metric, title in zip(both, ("nll", "rmse"), ("Negative log-likelihood", "Root mean square error"), strict=True):
+for axes, metric, title in zip(
+    both, ("nll", "rmse"), ("Negative log-likelihood", "Root mean square error"), strict=True
+):
     for number, network in enumerate(("mpgelu", "relu")):
         cells = [row for row in agreement if row["metric"] == metric and row["nonlinearity"] == network]
         paper, ours, error = (np.array([float(row[key]) for row in cells]) for key in ("paper", "ours", "combined_se"))
-        axes.errorbar(paper, ours, yerr=2 * error, fmt="o", ms=4, lw=1, alpha=0.85, color=f"C{number}", label={"mpgelu": "MP-GELU", "relu": "ReLU"}[network])
+        axes.errorbar(
+            paper,
+            ours,
+            yerr=2 * error,
+            fmt="o",
+            ms=4,
+            lw=1,
+            alpha=0.85,
+            color=f"C{number}",
+            label={"mpgelu": "MP-GELU", "relu": "ReLU"}[network],
+        )
     line = np.array(axes.get_xlim())
     axes.plot(line, line, ":", color="C2", lw=1.2)
     axes.set(title=title, xlabel="paper", ylabel="ours, ± 2 combined s.e.")
@@ -88,15 +102,29 @@ print(f"{strict} by the stricter measure that takes the same splits into account
 paired = [row for row in rows("paired.csv") if row["metric"] == "nll" and row["against"] in ("relu", "relu_input")]
 fair = {(row["outputs"], row["covariance"], row["dataset"]) for row in paired if row["against"] == "relu_input"}
 figure, axes = plt.subplots(figsize=(7.8, 3.9))
-for number, (against, label) in enumerate((("relu", "the paper's ReLU: 3 dropout layers"), ("relu_input", "ReLU with equal dropout"))):
-    chosen = sorted((key, row) for row in paired if row["against"] == against and (key := (row["outputs"], row["covariance"], row["dataset"])) in fair)
+for number, (against, label) in enumerate(
+    (("relu", "the paper's ReLU: 3 dropout layers"), ("relu_input", "ReLU with equal dropout"))
+):
+    chosen = sorted(
+        (key, row)
+        for row in paired
+        if row["against"] == against and (key := (row["outputs"], row["covariance"], row["dataset"])) in fair
+    )
     place = np.arange(len(chosen)) + 0.16 * (2 * number - 1)
     difference = [float(row["mean_difference"]) for _, row in chosen]
     error = [2 * float(row["corrected_se"]) for _, row in chosen]
     axes.errorbar(place, difference, yerr=error, fmt="o", ms=4.5, lw=1.2, color=f"C{1 - number}", label=label)
-    print(f"{label:36s} NLL of MP-GELU minus ReLU: {min(difference):+.4f} to {max(difference):+.4f} in {len(chosen)} settings")
+    print(
+        f"{label:36s} NLL of MP-GELU minus ReLU: {min(difference):+.4f} to {max(difference):+.4f} in {len(chosen)} settings"
+    )
 axes.axhline(0, color="C2", ls=":", lw=1.2)
-axes.set_xticks(range(len(chosen)), [f"{name}\n{outputs} out, {covariance[:4]}" for (outputs, covariance, name), _ in chosen], fontsize=7, rotation=45, ha="right")
+axes.set_xticks(
+    range(len(chosen)),
+    [f"{name}\n{outputs} out, {covariance[:4]}" for (outputs, covariance, name), _ in chosen],
+    fontsize=7,
+    rotation=45,
+    ha="right",
+)
 axes.set(title="Below zero MP-GELU is better", ylabel="difference of NLL, ± 2 s.e.")
 axes.legend(loc="lower right")
 
@@ -110,8 +138,10 @@ axes.legend(loc="lower right")
 # not have, changes more: `results/bench` has all measurements.
 
 # %%
-bench = [row for row in csv.reader(line for line in Path("README.md").read_text().split("<!-- bench:start -->")[1].split("<!-- bench:end -->")[0].splitlines() if line.startswith("| ") or line.startswith("|milli"))]
-table = [[cell.strip() for cell in ",".join(row).strip("|").split("|")] for row in bench]
+written = Path("README.md").read_text().split("<!-- bench:start -->")[1].split("<!-- bench:end -->")[0]
+table = [
+    [cell.strip() for cell in line.strip("|").split("|")] for line in written.splitlines() if line.startswith("| ")
+]
 widths = [int(cell.split("=")[1]) for cell in table[0][1:]]
 figure, axes = plt.subplots(figsize=(7.4, 3.8))
 for number, (name, *cells) in enumerate(table[1:]):
