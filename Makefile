@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test bench docs clean
+.PHONY: demo test bench docs figures clean
 
 demo: $(INSTALLED)  ## a model of a real table, its predictions and report, and the paper's toy problem; all in demo/
 	$(BIN)/mpgelu example demo
@@ -22,9 +22,13 @@ test: $(INSTALLED)  ## lint, types, all tests and doctests
 bench: $(INSTALLED)  ## speed, measured in turns: results/bench/ and the table in the README
 	$(BIN)/mpgelu bench --output results/bench --readme README.md
 
-docs: $(INSTALLED)  ## the site, in site/
+docs: $(INSTALLED)  ## the site, in site/: runs the tutorials, and refuses broken links, missing images and raw markup
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+figures: $(INSTALLED)  ## every figure of the README and the documentation, in docs/images/
+	OMP_NUM_THREADS=1 $(BIN)/python docs/figures/make.py
+	$(BIN)/python docs/hooks/badges.py
 
 # The constraints pin torch: a looser request would download several gigabytes of GPU packages.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -33,4 +37,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv demo site
+	rm -rf .venv .cache demo site

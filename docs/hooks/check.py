@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 _RAW = {
     "raw role": re.compile(r":(?:func|class|meth|math|mod|data|attr|exc):"),
-    "LaTeX outside maths": re.compile(r"\\(?:operatorname|mathrm|mathbb|frac|sqrt|Phi|sum|qquad)\b|\$\$"),
+    "LaTeX outside maths": re.compile(r"\\(?:operatorname|mathrm|mathbb|frac|sqrt|Phi|sum|qquad)(?![a-zA-Z])|\$\$"),
     "raw directive": re.compile(r"^\s*\.\. \w+::", re.MULTILINE),
     "unresolved reference": re.compile(r"\]\[mpgelu"),
 }

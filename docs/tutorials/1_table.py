@@ -27,7 +27,9 @@ print(train.head(3).to_string())
 # There is nothing to tune. `effort=0.5` takes half of the default's steps, some five seconds here.
 
 # %%
-model = mpgelu.MPGELURegressor(effort=0.5, random_state=0)  # smoke: mpgelu.MPGELURegressor((8,), steps=5, folds=2, brief=False, sigma=None, random_state=0)
+model = mpgelu.MPGELURegressor(
+    effort=0.5, random_state=0
+)  # smoke: mpgelu.MPGELURegressor((8,), steps=5, folds=2, brief=False, sigma=None, random_state=0)
 model.fit(X_train, y_train)
 mean, epistemic, aleatoric = model.predict_parts(X_test)
 stddev = np.hypot(epistemic, aleatoric)
