@@ -2,8 +2,8 @@
 # # Choose what to measure next
 #
 # Every measurement costs. Where should the next one be? Where the model is unsure, one would say; but unsure in which way?
-# Where the *noise* is large, another measurement hardly helps, and a rule that goes by the total variance returns there for
-# ever. The *epistemic* part is what measuring reduces.
+# Where the *noise* is large, another measurement helps little, and a rule that goes by the total variance is drawn there. The
+# *epistemic* part is what measuring reduces. Here both rules are set against random choice.
 #
 # ## A small problem
 #
@@ -136,8 +136,9 @@ right.set(title="Where it measured", xlabel="x (noisy part shaded)", ylabel="mea
 # %% [markdown]
 # ## What the two rules saw
 #
-# The last state of one run each. Going by the total variance piles measurements onto the noise; going by the epistemic
-# part spends them where the function moves.
+# Both rules that ask the model need fewer measurements than random choice. Between the two, so few runs show no difference of
+# the error; the rule of the total variance buys a larger share in the noisy part. Here is the last state of one run each:
+# both leave a stretch of the middle unmeasured, since six smooth networks that agree on something wrong do not know it.
 
 # %%
 figure, both = plt.subplots(1, 2, figsize=(8.0, 3.5), sharey=True)
@@ -155,5 +156,5 @@ for axes, strategy in zip(both, ("epistemic", "total"), strict=True):
 both[0].legend(ncols=2, loc="lower left", fontsize=8)
 
 # %% [markdown]
-# Three runs of a problem made for the purpose are an illustration, not a benchmark. How far each part can be trusted:
+# Three runs of a problem made for the purpose are an illustration, not a benchmark: the epistemic part is an order, not a truth. How far each part can be trusted:
 # [Epistemic and aleatoric](../concepts/uncertainty.md).
