@@ -6,7 +6,7 @@ INSTALLED := .venv/installed
 KERNELS := src/mpgelu/native
 CFLAGS := -std=c11 -O2 -fopenmp-simd -Wall -Wextra -Werror -I $(KERNELS)
 
-.PHONY: demo test bench docs kernels wheel lint-c sanitize clean
+.PHONY: demo test bench docs figures kernels wheel lint-c sanitize clean
 
 demo: $(INSTALLED)  ## a model of a real table, its predictions and report, and the paper's toy problem; all in demo/
 	$(BIN)/mpgelu example demo
@@ -39,9 +39,13 @@ sanitize:  ## the kernels on random shapes under the sanitizers of memory and of
 bench: $(INSTALLED)  ## speed, measured in turns: results/bench/ and the table in the README
 	$(BIN)/mpgelu bench --output results/bench --readme README.md
 
-docs: $(INSTALLED)  ## the site, in site/
+docs: $(INSTALLED)  ## the site, in site/: runs the tutorials, and refuses broken links, missing images and raw markup
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+figures: $(INSTALLED)  ## every figure of the README and the documentation, in docs/images/
+	OMP_NUM_THREADS=1 $(BIN)/python docs/figures/make.py
+	$(BIN)/python docs/hooks/badges.py
 
 # The constraints pin torch: a looser request would download several gigabytes of GPU packages.
 # Installing compiles the kernels, so that a change of their source installs anew.
@@ -51,4 +55,4 @@ $(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard $(KERNELS)/*.[c
 	touch $@
 
 clean:
-	rm -rf .venv build demo dist site $(KERNELS)/_kernels*
+	rm -rf .venv .cache build demo dist site $(KERNELS)/_kernels*

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mpgelu.tables import TableModel, load
     from mpgelu.training import fit
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0.dev0"  # the only place; pyproject.toml reads it from here
 
 __all__ = [
     "MPGELU",

@@ -15,10 +15,7 @@ class Beside(nn.Sequential):
     """Branches that take the same input and whose outputs are joined, one after the other.
 
     The joint covariance is exact for factored moments: what the branches share is recognised by its sources; see
-    :func:`mpgelu.rules.fork`.
-
-    Args:
-        *branches: Modules from one value to one value.
+    :func:`mpgelu.rules.fork`. The arguments are the branches, modules from one value to one value.
 
     Example:
         >>> import torch, mpgelu
