@@ -13,6 +13,7 @@ import torch
 from mpgelu import cli, native
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `import reference`: test folders are not packages
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "hooks"))  # programs of the site, not part of the package
 
 from command_line import Command, Result
 
