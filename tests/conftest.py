@@ -13,6 +13,7 @@ import torch
 from mpgelu import cli, native
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `import reference`: test folders are not packages
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "hooks"))  # the programs that build the site
 
 from command_line import Command, Result
 
