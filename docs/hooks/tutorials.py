@@ -81,6 +81,7 @@ def page_of(script: Path, folder: Path, *, quick: bool = False) -> str:
     import style
 
     style.use()
+    plt.close("all")  # what others left open is not this tutorial's
     text = script.read_text(encoding="utf-8")
     scope: dict[str, Any] = {"__name__": "__main__"}
     page: list[str] = []

@@ -146,7 +146,7 @@ widths = [int(cell.split("=")[1]) for cell in table[0][1:]]
 figure, axes = plt.subplots(figsize=(7.4, 3.8))
 for number, (name, *cells) in enumerate(table[1:]):
     times = [np.nan if cell == "-" else float(cell.replace(",", "")) for cell in cells]
-    axes.loglog(widths, times, "o-", ms=4, color=f"C{number % 6}", ls="-" if number < 6 else "--", label=name)
+    axes.loglog(widths, times, marker="o", ms=4, color=f"C{number % 6}", ls="-" if number < 6 else "--", label=name)
 axes.set_xticks(widths, map(str, widths))
 axes.minorticks_off()
 axes.set(title="Two hidden layers, 4573 rows, one thread", xlabel="units in a layer", ylabel="milliseconds")
