@@ -15,7 +15,7 @@ import mpgelu
 # Each layer may import those before it. Inside a layer the order is that of the list, and what stands in one tuple is
 # parallel: members do not import each other.
 LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "foundations": (("errors",), ("registry", "storage", "native")),
+    "foundations": (("errors", "visibility"), ("registry", "storage", "native")),
     "mathematics": (("moments",), ("rules",), ("layers", "predictive"), ("likelihoods",)),
     "networks": (("networks",), ("training",)),
     "models": (("estimators",), ("tables",)),

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mpgelu.errors import InputError
+from mpgelu.visibility import values_are_visible
 
 _ENTRIES_AT_ONCE = 2**21  # isfinite makes copies: of a part, not of a table that fills the memory
 
@@ -48,7 +49,7 @@ def check_spread(caller: str, mean: Tensor, spread: object) -> Tensor:
         ) from None
     name = "covariance" if is_covariance else "variance"
     _check_finite(caller, name, spread)
-    if _values_are_known(spread):
+    if values_are_visible(spread):
         _check_covariance(caller, spread) if is_covariance else _check_variance(caller, spread)
     return expanded
 
@@ -95,7 +96,7 @@ def _check_covariance(caller: str, covariance: Tensor) -> None:
 
 
 def _check_finite(caller: str, name: str, value: Tensor) -> None:
-    if not _values_are_known(value) or all(
+    if not values_are_visible(value) or all(
         torch.isfinite(part).all() for part in torch.split(value.flatten(), _ENTRIES_AT_ONCE)
     ):
         return
@@ -104,8 +105,3 @@ def _check_finite(caller: str, name: str, value: Tensor) -> None:
         f"{caller}: {name} must be finite, got {value[place].item()} at index {place}; "
         "remove or impute such entries first"
     )
-
-
-def _values_are_known(value: Tensor) -> bool:
-    """Whether values can be read: not while a graph is traced, nor under torch.func transforms."""
-    return not (torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(value))

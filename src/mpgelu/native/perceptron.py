@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from mpgelu.native import Integers, available, number_of, run, size_of
 from mpgelu.native.threads import run_all, spans
+from mpgelu.visibility import values_are_visible
 
 Nonlinearity = Literal["mpgelu", "relu_dvi", "relu_exact"]
 
@@ -56,14 +56,8 @@ class Perceptrons:
 
 def can_take(*tensors: Tensor) -> bool:
     """Whether the kernels can take these tensors: plain float32 on the CPU, neither traced nor in forward mode."""
-    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
-        return False
-    if torch._C._are_functorch_transforms_active():
-        return False
-    return available() and all(
-        type(tensor) in (Tensor, torch.nn.Parameter) and tensor.dtype == torch.float32 and tensor.device.type == "cpu"
-        for tensor in tensors
-    )
+    plain = all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors)
+    return plain and values_are_visible(*tensors) and available()
 
 
 def propagate(networks: Perceptrons, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Checks of the tensors that a predictive distribution is made of, and of what may be done with them."""
+"""Checks of the tensors that a predictive distribution is made of."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.nn import Parameter
 
 from mpgelu.errors import InputError
 
@@ -23,12 +21,6 @@ def check_floats(caller: str, argument: str, value: object, like: Tensor | None 
     if shapes and tuple(value.shape) not in [tuple(shape) for shape in shapes]:
         wanted = " or ".join(str(tuple(shape)) for shape in shapes)
         raise InputError(f"{caller}: {argument} must have shape {wanted}, got {tuple(value.shape)}; reshape it")
-
-
-def values_are_visible(*tensors: Tensor) -> bool:
-    """Whether code may depend on values: nothing is traced, nor transformed by torch.func or forward mode."""
-    transformed = forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
-    return not (torch.compiler.is_compiling() or transformed) and all(type(x) in (Tensor, Parameter) for x in tensors)
 
 
 def needs_gradient(*tensors: Tensor) -> bool:

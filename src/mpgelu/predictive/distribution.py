@@ -13,11 +13,12 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from mpgelu.errors import InputError
-from mpgelu.predictive.checks import check_floats, needs_gradient, values_are_visible
+from mpgelu.predictive.checks import check_floats, needs_gradient
 from mpgelu.predictive.distances import mean_absolute, mean_absolute_difference
 from mpgelu.predictive.nodes import normal_nodes
 from mpgelu.predictive.quantiles import bisected, quantiles
 from mpgelu.rules import normal
+from mpgelu.visibility import values_are_visible
 
 
 @dataclass(frozen=True, eq=False, repr=False)
