@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import mpgelu as mp
 from mpgelu import FactoredMoments, InputError
 from mpgelu.convert import from_torch
-from mpgelu.inspect.attribution import attribute, plot_attribution
+from mpgelu.inspect.attribution import attribute
+from mpgelu.inspect.attribution_figure import plot_attribution
 
 
 @pytest.fixture(scope="module")

@@ -115,7 +115,7 @@ def explain(
     """
     import numpy as np
 
-    from mpgelu.inspect.attribution import attribute, plot_attribution
+    from mpgelu.inspect import attribute, plot_attribution
     from mpgelu.storage.files import check_writable, write_atomically
 
     check_writable(output, model, data)

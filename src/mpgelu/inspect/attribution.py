@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,9 +37,6 @@ from mpgelu.rules import (
 )
 from mpgelu.rules.elementwise import Activation
 from mpgelu.rules.periodic import fit_apart
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _KINDS: dict[type[nn.Module], str] = {Dropout: "dropout", MPGELU: "mpgelu", GaussianLinear: "weights"}
 _JOINTLY = "jointly"  # the unit of what errors of several features do together
@@ -357,47 +353,3 @@ def _(value: _Apart, frequency: Tensor, phase: Tensor, weight: Tensor) -> _Apart
     return value.then(
         fit.mean.flatten(-2), lambda part: (part.unsqueeze(-1) * square).flatten(-2), fit.added.flatten(-2)
     )
-
-
-# ---- figure ----
-
-
-def plot_attribution(frame: pd.DataFrame, rows: Sequence[int] | None = None) -> Figure:
-    """Draw what :func:`attribute` found: stacked bars for some rows, and the sources ranked over all of them.
-
-    Args:
-        frame: The result of :func:`attribute`.
-        rows: Which to draw as bars; by default eight from the smallest to the largest variance.
-    """
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-
-    groups = _grouped(frame)
-    table = groups.pivot_table(index="row", columns="source", values="variance", aggfunc="sum")
-    order = table.sum().sort_values(ascending=False).index
-    if rows is None:
-        by_size = table.sum(axis=1).sort_values().index
-        rows = by_size[np.unique(np.linspace(0, len(by_size) - 1, min(8, len(by_size))).round().astype(int))].tolist()
-    if missing := [row for row in rows if row not in table.index]:
-        raise InputError(f"plot_attribution: there is no row {missing[0]}; there are {len(table)} rows")
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    bars, ranking = figure.subplots(1, 2, width_ratios=[3, 2])
-    chosen, bottom = table.loc[list(rows), order], np.zeros(len(rows))
-    for color, source in zip(itertools.cycle(colormaps["tab20"].colors), order, strict=False):  # type: ignore[attr-defined]
-        bars.bar([str(row) for row in rows], chosen[source], bottom=bottom, label=source, color=color)
-        bottom = bottom + chosen[source].to_numpy()
-    bars.set(xlabel="row", ylabel="variance", title="Where the variance of some rows comes from")
-    bars.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small", frameon=False)
-    top = frame.assign(name=_names(frame)).groupby("name").variance.sum().nlargest(15)[::-1]
-    ranking.barh(list(top.index), 100 * top / frame.variance.sum())
-    ranking.set(xlabel="% of the variance of all rows", title="Largest sources")
-    return figure
-
-
-def _grouped(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with a further column ``source``, which joins kind and layer."""
-    return frame.assign(source=(frame.kind + " " + frame.layer.where(frame.kind != "input", "")).str.strip())
-
-
-def _names(frame: pd.DataFrame) -> pd.Series:
-    return (_grouped(frame).source + " " + frame.unit).str.strip()
