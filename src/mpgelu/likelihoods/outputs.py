@@ -14,7 +14,7 @@ from mpgelu.moments import DiagonalMoments, Moments
 class MeanAndLogVariance(NamedTuple):
     """The two outputs of a heteroscedastic network by name; this class alone knows their order.
 
-    Args:
+    Attributes:
         mean: Mean of the target, ``(*batch,)``.
         log_variance: Logarithm of the variance of its noise, ``(*batch,)``.
     """
