@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from threadpoolctl import threadpool_limits
@@ -34,7 +35,7 @@ from mpgelu.training import Interrupts, training_progress
 _AGREEMENT = 0.01  # nats per row by which exact moments may score below diagonal ones and still be preferred
 _HELD_AT_ONCE = 1024
 _LEAST_WEIGHT = 0.02  # of a member; one that counts less costs as much as the others
-_HEAD_TIME = 0.1  # share of a time limit that is left for the noise and the weights
+_HEAD_SECONDS, _HEAD_SECONDS_OF_ROW = 1.0, 1.2e-4  # of a time limit that are kept for the noise and the weights
 _REACH = 0.5  # of a row outside the training data, see FeatureScale
 
 
@@ -124,6 +125,9 @@ def train(
     likelihood = settings.likelihood or HeteroscedasticGaussian()
     members, trainers, taken = [], [], settings.steps
     with training_progress(progress) as bar, Interrupts() as interrupts, _one_thread_each():
+        process = (
+            _process(rows, settings) if settings.process else None
+        )  # first, so that a time limit knows what is left
         for position, kind in enumerate(settings.kinds):
             seed = settings.seed + position
             folds = Folds.of(len(rows.y), settings.folds, seed)
@@ -133,7 +137,8 @@ def train(
             trainer = Steps(stack, expected_loss(stack, likelihood, settings.beta, folds.trained.shape[1]))
             members.append(Member(str(kind), stack, folds))
             trainers.append((trainer, Keeper(checkpoint, trainer, rows, settings) if checkpoint else None))
-        seconds = clock.left * (1 - _HEAD_TIME) / _longest([kind.effort for kind in settings.kinds], threads)
+        kept = min(_HEAD_SECONDS + _HEAD_SECONDS_OF_ROW * len(rows.y), clock.left / 2)
+        seconds = (clock.left - kept) / _longest([kind.effort for kind in settings.kinds], threads)
 
         def train_kind(position: int) -> None:
             kind, (trainer, keeper) = settings.kinds[position], trainers[position]
@@ -156,7 +161,7 @@ def train(
         for member, (trainer, _), kind in zip(members, trainers, settings.kinds, strict=True):
             member.stack.requires_grad_(False)
             taken = min(taken, trainer.taken) if kind.effort == 1 else taken
-        trained = _weighted(members, rows.judges(), likelihood, settings, taken, interrupts)
+        trained = _weighted(members, rows.judges(), likelihood, settings, process, taken, interrupts)
     if interrupts.seen:
         warnings.warn(
             f"fit: interrupted after {taken} of {settings.steps} steps; the state so far was kept",
@@ -181,8 +186,29 @@ def _longest(efforts: list[float], threads: int) -> float:
     return max(done)
 
 
+class _Process(NamedTuple):
+    """A Gaussian process as a member, and its outputs for rows that it leaves out, ``(rows, 2)``."""
+
+    member: Member
+    held: Tensor
+
+
+def _process(rows: Rows, settings: Settings) -> _Process:
+    """A Gaussian process given all rows."""
+    process, means = fit_process(rows.X, rows.y, LIMIT, Folds.of(len(rows.y), settings.folds, settings.seed))
+    log_variance = MeanAndLogVariance.of(process(rows.X[:1])).log_variance
+    held = MeanAndLogVariance(means, log_variance.expand_as(means)).joined()
+    return _Process(Member("Gaussian process", Stack([nn.Sequential(process)]), None), held)
+
+
 def _weighted(
-    members: list[Member], rows: Rows, likelihood: Likelihood, settings: Settings, taken: int, interrupts: Interrupts
+    members: list[Member],
+    rows: Rows,
+    likelihood: Likelihood,
+    settings: Settings,
+    process: _Process | None,
+    taken: int,
+    interrupts: Interrupts,
 ) -> Trained:
     """Weights and noise of trained networks, by rows that no network has seen."""
     moments = settings.moments or _best_moments(members, rows, likelihood)
@@ -192,11 +218,8 @@ def _weighted(
         return _trained(members, by_kind, likelihood, None, 1.0, moments, score, taken)
     limits = mean_range(rows.y)
     held = [_held_out(member, rows.X, moments) for member in members]
-    if settings.process:
-        process, means = fit_process(rows.X, rows.y, LIMIT, Folds.of(len(rows.y), settings.folds, settings.seed))
-        members = [*members, Member("Gaussian process", Stack([nn.Sequential(process)]), None)]
-        log_variance = MeanAndLogVariance.of(process(rows.X[:1])).log_variance
-        held.append(MeanAndLogVariance(means, log_variance.expand_as(means)).joined())
+    if process is not None:
+        members, held = [*members, process.member], [*held, process.held]
     means, own = MeanAndLogVariance.of(torch.stack(held))  # (kinds, rows)
     means = means.clamp(*limits)
     y, row_weights = rows.y.double().numpy(), rows.weights.double().numpy()
