@@ -31,7 +31,7 @@ def compare(
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes, one thread each.")] = 1,
     data: Data = None,
     tables_only: Annotated[bool, typer.Option(help="Run nothing; rewrite the tables from the records.")] = False,
-    readme: Annotated[Path | None, typer.Option(help="Write the main tables into this file too.")] = None,
+    readme: Annotated[Path | None, typer.Option(help="Write the main table into this file too.")] = None,
 ) -> None:
     """Set our estimator beside other methods on the published splits of two suites of UCI data sets.
 
