@@ -75,10 +75,10 @@ rows of Wine 26 % repeat a training row, features and target, and of keggdirecte
 other rows, the new ones, and those of all rows stand at the end (Protein 6 %, Concrete 4 %, others under 2 %).
 Targets with few values reward narrow peaks of a density: Wine's has 6, Pol's 11, Naval's 51; CRPS and RMSE do not.
 
-The default of MP-GELU was developed on splits 0-1. Report scores of Wine and of Pol, seen in a first run, drew attention to
-two weaknesses (repeated rows, columns that are mostly one value); the remedies were chosen on splits 0-1, and the sets that
-they change were run again. The records are partial: sets without records of a method are left out of
-its ranks, so ranks of methods that ran on different sets cannot be compared.
+The default of MP-GELU was developed on splits 0-1. Report scores of Wine and of Pol, seen in a first run, drew
+attention to two weaknesses (repeated rows, columns that are mostly one value); the remedies were chosen on splits
+0-1, and the sets that they change were run again. The records are partial: sets without records of a method are left
+out of its ranks, so ranks of methods that ran on different sets cannot be compared.
 
 Everything is in original units; features and target are scaled by the training rows. The deep ensemble is scored as
 the Gaussian with the mixture's mean and variance, as is customary. RealMLP gives 50 quantiles and no density. Times
