@@ -42,7 +42,7 @@ def check_memory(settings: Settings, features: int) -> None:
 
 
 def _memory() -> float:
-    """Bytes of memory of this machine, or ``None`` if the system does not report them."""
+    """Bytes of memory of this machine, infinite if the system does not report them."""
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
         return math.inf
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
