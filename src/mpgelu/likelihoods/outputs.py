@@ -35,9 +35,10 @@ class MeanAndLogVariance(NamedTuple):
 def as_moments(caller: str, outputs: Moments | Tensor, count: int) -> Moments:
     """The output as moments with ``count`` features; a plain tensor is known exactly."""
     moments = DiagonalMoments(outputs, torch.zeros_like(outputs)) if isinstance(outputs, Tensor) else outputs
-    if moments.features != count:
+    if tuple(moments.event_shape) != (count,):
         raise InputError(
-            f"{caller}: needs a network with {count} output{'s' * (count > 1)}, got mean {tuple(moments.mean.shape)}"
+            f"{caller}: needs a network with {count} output{'s' * (count > 1)} for each row, got mean "
+            f"{tuple(moments.mean.shape)} of event shape {tuple(moments.event_shape)}"
         )
     return moments
 

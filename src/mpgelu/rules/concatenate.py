@@ -44,7 +44,8 @@ def _(value: Tensor, *others: Tensor, dim: int = -1) -> Tensor:
 @concatenate.register
 def _(value: DiagonalMoments, *others: DiagonalMoments, dim: int = -1) -> DiagonalMoments:
     values = _check_alike((value, *others), dim)
-    return DiagonalMoments(torch.cat([v.mean for v in values], -1), torch.cat([v.variance for v in values], -1))
+    mean, variance = (torch.cat(parts, dim) for parts in zip(*((v.mean, v.variance) for v in values), strict=True))
+    return DiagonalMoments(mean, variance, value.event_dims)
 
 
 @concatenate.register
@@ -83,9 +84,10 @@ def _check_alike(values: tuple[_M, ...], dim: int) -> tuple[_M, ...]:
     for other in values:
         if type(other) is not type(first) or other.batch_shape != first.batch_shape:
             raise InputError(f"concatenate: the values must be of one kind and batch shape, got {first} and {other}")
-    if dim not in (-1, first.mean.dim() - 1):
+    dimensions, events = first.mean.dim(), first.event_dims
+    if not dimensions - events <= (dim + dimensions if dim < 0 else dim) < dimensions:
+        along = "features, the last" if events == 1 else f"events, the last {events}"
         raise InputError(
-            f"concatenate: moments are joined along their features, the last of {first.mean.dim()} dimensions, "
-            f"got dim={dim}"
+            f"concatenate: moments are joined along their {along} of {dimensions} dimensions, got dim={dim}"
         )
     return values

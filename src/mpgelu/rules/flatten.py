@@ -29,15 +29,31 @@ def _(value: Tensor, start_dim: int = 1, end_dim: int = -1) -> Tensor:
     return torch.flatten(value, start_dim, end_dim)
 
 
-@flatten.register(DiagonalMoments)
+@flatten.register
+def _(value: DiagonalMoments, start_dim: int = 1, end_dim: int = -1) -> DiagonalMoments:
+    joined = _joined_dimensions(value, start_dim, end_dim)
+    mean, variance = (
+        torch.flatten(part, start_dim, end_dim) if joined else part for part in (value.mean, value.variance)
+    )
+    return DiagonalMoments(mean, variance, value.event_dims - joined)
+
+
 @flatten.register(FullMoments)
 @flatten.register(FactoredMoments)
 def _(value: Moments, start_dim: int = 1, end_dim: int = -1) -> Moments:
+    _joined_dimensions(value, start_dim, end_dim)
+    return value
+
+
+def _joined_dimensions(value: Moments, start_dim: int, end_dim: int) -> int:
+    """By how many dimensions flattening shortens the event shape; the batch must stay as it is."""
     dimensions = value.mean.dim()
     first, last = (d + dimensions if d < 0 else d for d in (start_dim, end_dim))
-    if min(last, dimensions - 1) > first:
+    joined = max(min(last, dimensions - 1) - first, 0)
+    if joined and first < len(value.batch_shape):
         raise InputError(
-            f"flatten: moments are of vectors (*batch, n), and dimensions {start_dim} to {end_dim} of a mean "
-            f"{tuple(value.mean.shape)} are more than that; flatten the input before it becomes moments"
+            f"flatten: a random value of this batch has the event shape {tuple(value.event_shape)}, and dimensions "
+            f"{start_dim} to {end_dim} of a mean {tuple(value.mean.shape)} are more than that; flatten the input "
+            "before it becomes moments, or give event_dims to DiagonalMoments"
         )
-    return value
+    return joined

@@ -42,7 +42,8 @@ def _(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 @linear.register
 def _(value: DiagonalMoments, weight: Tensor, bias: Tensor | None = None) -> DiagonalMoments:
     check_features("linear", weight, value.mean)
-    return DiagonalMoments(F.linear(value.mean, weight, bias), F.linear(value.variance, weight.square()))
+    mean, variance = F.linear(value.mean, weight, bias), F.linear(value.variance, weight.square())
+    return DiagonalMoments(mean, variance, value.event_dims)
 
 
 @linear.register

@@ -45,7 +45,8 @@ def _(value: Tensor) -> Tensor:
 def _(value: DiagonalMoments) -> DiagonalMoments:
     keep = keep_probability(value.mean, value.variance)
     mean = keep * value.mean
-    return DiagonalMoments(mean, torch.addcmul(keep * value.variance, mean, value.mean - mean))
+    variance = torch.addcmul(keep * value.variance, mean, value.mean - mean)
+    return DiagonalMoments(mean, variance, value.event_dims)
 
 
 @mpgelu.register

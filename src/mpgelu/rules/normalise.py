@@ -78,7 +78,7 @@ def _(
     spread = value.variance.mean(-1) * (1 - 1 / value.features)
     mean, jacobian = _linearised(value.mean, spread, weight, bias, eps)
     columns = jacobian(_identity(value.mean))
-    return DiagonalMoments(mean, (value.variance.unsqueeze(-2) @ columns.square()).squeeze(-2))
+    return DiagonalMoments(mean, (value.variance.unsqueeze(-2) @ columns.square()).squeeze(-2), value.event_dims)
 
 
 @layer_norm.register

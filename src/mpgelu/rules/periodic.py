@@ -58,7 +58,7 @@ def _(value: DiagonalMoments, frequency: Tensor, phase: Tensor, weight: Tensor) 
     _check(value.mean, frequency)
     fit = fit_apart(value.mean, value.variance, frequency, phase, weight)
     variance = fit.gain.square() * value.variance.unsqueeze(-1) + fit.added
-    return DiagonalMoments(fit.mean.flatten(-2), variance.flatten(-2).to(value.mean.dtype))
+    return DiagonalMoments(fit.mean.flatten(-2), variance.flatten(-2).to(value.mean.dtype), value.event_dims)
 
 
 @periodic.register
@@ -178,7 +178,9 @@ def _beside(value: Tensor, cosines: Tensor, weight: Tensor) -> Tensor:
 def _combined_pairs(pairs: Tensor, weight: Tensor) -> Tensor:
     """Covariances of cosines ``(*batch, groups, features, k, features, k)`` as those of their combinations."""
     rows = pairs.reshape(-1, *pairs.shape[-5:])
-    combined = torch.einsum("bgikjl,gikd,gjle->bgidje", rows, weight, weight)
+    # Two operands at a time: with three, the package opt_einsum would fix the number of rows of a traced graph.
+    half = torch.einsum("bgikjl,gikd->bgidjl", rows, weight)
+    combined = torch.einsum("bgidjl,gjle->bgidje", half, weight)
     return combined.reshape(*pairs.shape[:-5], *combined.shape[1:])
 
 

@@ -57,7 +57,8 @@ def _(value: Tensor, covariance: Covariance = "exact") -> Tensor:
 @relu.register
 def _(value: DiagonalMoments, covariance: Covariance = "exact") -> DiagonalMoments:
     check_covariance("relu", covariance, Covariance)
-    return DiagonalMoments(*_marginals(value.mean, value.variance, *_units(value.mean, value.variance)))
+    mean, variance = _marginals(value.mean, value.variance, *_units(value.mean, value.variance))
+    return DiagonalMoments(mean, variance, value.event_dims)
 
 
 @relu.register
