@@ -71,6 +71,11 @@ def test_layers_over_the_last_dimension_leave_the_others_alone(value: DiagonalMo
         torch.testing.assert_close(after.variance, of_rows.variance)
 
 
+def test_layer_norm_over_several_dimensions_is_refused(value: DiagonalMoments) -> None:
+    with pytest.raises(InputError, match=r"LayerNorm: normalises over the last dimension.*normalized_shape=\(3, 4\)"):
+        LayerNorm((3, 4), elementwise_affine=False)(value)
+
+
 def test_flatten_joins_event_dimensions_and_never_rows(value: DiagonalMoments) -> None:
     after = flatten(value)
     assert (after.event_shape, after.batch_shape) == ((24,), (5,))

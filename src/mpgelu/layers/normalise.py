@@ -35,4 +35,9 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, input: Any) -> Any:
         """Apply the layer to a tensor or to moments."""
+        if len(self.normalized_shape) != 1:
+            raise InputError(
+                "LayerNorm: normalises over the last dimension, the features of a vector, got normalized_shape="
+                f"{tuple(self.normalized_shape)}; flatten the value first"
+            )
         return layer_norm(input, self.weight, self.bias, self.eps)

@@ -1,4 +1,4 @@
-"""Flattening, which moments need not: a random vector is already flat."""
+"""Flattening of the event dimensions of random values."""
 
 from __future__ import annotations
 
@@ -14,12 +14,19 @@ from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moment
 
 @singledispatch
 def flatten(value: Any, start_dim: int = 1, end_dim: int = -1) -> Any:
-    """A tensor flattened as by :func:`torch.flatten`; moments ``(rows, n)`` as they are.
+    """Return a value with the dimensions from ``start_dim`` to ``end_dim`` joined, as by :func:`torch.flatten`.
+
+    Moments of vectors ``(rows, n)`` are returned unchanged, and diagonal moments of other shapes have their event
+    dimensions joined; both are exact. Batch dimensions cannot be joined.
 
     Args:
-        value: A tensor, or moments whose features are the dimension that flattening would leave.
-        start_dim: First dimension to flatten.
-        end_dim: Last dimension to flatten.
+        value: A tensor or moments.
+        start_dim: First dimension to join.
+        end_dim: Last dimension to join.
+
+    Raises:
+        InputError: A batch dimension of moments would be joined.
+        MissingRuleError: No rule is registered for the type of ``value``.
     """
     raise MissingRuleError(f"flatten: no rule for {type(value).__name__}; register one with @flatten.register")
 
@@ -46,7 +53,11 @@ def _(value: Moments, start_dim: int = 1, end_dim: int = -1) -> Moments:
 
 
 def _joined_dimensions(value: Moments, start_dim: int, end_dim: int) -> int:
-    """By how many dimensions flattening shortens the event shape; the batch must stay as it is."""
+    """Return by how many dimensions flattening shortens the event shape.
+
+    Raises:
+        InputError: A batch dimension would be joined.
+    """
     dimensions = value.mean.dim()
     first, last = (d + dimensions if d < 0 else d for d in (start_dim, end_dim))
     joined = max(min(last, dimensions - 1) - first, 0)
