@@ -93,7 +93,7 @@ class HeavyTailedGaussian(HeteroscedasticGaussian):
         return Predictive.mixture(parts, usual.mean.new_tensor(shares)) if len(parts) > 1 else usual
 
     def noise(self, moments: Moments | Tensor) -> Tensor:
-        r"""Return the expected variance of the noise, :math:`(1 - \pi + \pi r^2)\, e^{\mu_2 + S_{22}/2} + \beta b^2`."""
+        r"""The expected variance of the noise, :math:`(1 - \pi + \pi r^2)\, e^{\mu_2 + S_{22}/2} + \beta b^2`."""
         widths = 1 - self.tail_share + self.tail_share * self.tail_width**2
         return super().noise(moments) * widths + self.background_share * self.background_variance
 
