@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 def training_progress(show: bool) -> Progress:
-    """A bar with the loss, on a terminal."""
+    """A progress bar with the loss; it is shown only if ``show`` is true and the standard error is a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
