@@ -6,6 +6,7 @@ a few arrays: for one row, the calls of torch would take most of the time.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -205,7 +206,7 @@ def _joined(parts: Sequence[tuple[slice, plain.PlainNetworks]]) -> Run:
     """Plain networks of one shape as one."""
     places, networks = zip(*parts, strict=True)
     joined = plain.PlainNetworks.joined(networks)
-    consecutive = all(a.stop == b.start for a, b in zip(places, places[1:], strict=False))
+    consecutive = all(a.stop == b.start for a, b in itertools.pairwise(places))
     at: Any = slice(places[0].start, places[-1].stop) if consecutive else np.r_[places]
     count = len(joined.flat)
     return Run(at, lambda z: plain.outputs(joined, z.expand(count, -1, -1)).numpy())

@@ -76,7 +76,8 @@ def as_function(network: nn.Module) -> Callable[[Any], Any]:
             outputs = run_whole(found, {name: tensor.unsqueeze(0) for name, tensor in held.items()}, _stacked(value))
         if outputs is None:
             return network(value)
-        return type(outputs)(*(part.squeeze(0) for part in _parts(outputs)))
+        mean, spread = _parts(outputs)
+        return type(outputs)(mean.squeeze(0), spread.squeeze(0))
 
     return run
 
