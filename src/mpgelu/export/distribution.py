@@ -183,7 +183,7 @@ class _Mixture(NamedTuple):
 
     @staticmethod
     def of(means: Value | None, stddevs: Value, weights: Array, levels: Sequence[float]) -> _Mixture:
-        """Return the mixture of means and deviations that broadcast to ``(rows, M, nodes)`` and weights ``(M, nodes)``."""
+        """Return the mixture of means and deviations that broadcast to ``(rows, M, nodes)`` weights ``(M, nodes)``."""
         precisions = stddevs.graph.op("Div", np.full_like(weights, np.sqrt(0.5)), stddevs)
         if len(weights) > 1:
             means = None if means is None else (means + np.zeros_like(weights)).reshape(0, 1, weights.size)

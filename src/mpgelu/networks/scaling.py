@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 _ENDLESS = 1e300  # of a limit or a range that there is not
-_FARTHEST = 1e15  # scales from the centre, whose square float32 holds
+FARTHEST = 1e15  # scales from the centre, whose square float32 holds
 
 
 class FeatureScale(nn.Module):
@@ -78,4 +78,4 @@ class FeatureScale(nn.Module):
 
     def _scaled(self, x: Tensor) -> Tensor:
         """Return the standardised features, clipped so that their squares are finite in float32."""
-        return ((x - self.center.to(x)) / self.scale.to(x)).clamp(-_FARTHEST, _FARTHEST)
+        return ((x - self.center.to(x)) / self.scale.to(x)).clamp(-FARTHEST, FARTHEST)
