@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from rich.progress import Progress
 from torch import Tensor
 
 from mpgelu.errors import TrainingError
@@ -14,6 +14,9 @@ from mpgelu.estimators.recipe.checkpoint import Keeper
 from mpgelu.estimators.recipe.folds import Batches, Rows
 from mpgelu.estimators.recipe.steps import Steps, learning_rate
 from mpgelu.training import Interrupts
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _MOST_LEFT_OUT = 0.5  # share of the steps of a network that may be left out because their loss is not finite
 _SHOWN_EVERY = 20  # steps between two updates of the progress bar
