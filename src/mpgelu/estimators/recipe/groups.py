@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import joblib
 import numpy as np
 import torch
-from joblib.parallel import get_active_backend
 from numpy.typing import NDArray
 from rich.progress import Progress
 from threadpoolctl import threadpool_limits
@@ -28,7 +27,7 @@ from mpgelu.estimators.recipe.folds import Folds, Rows
 from mpgelu.estimators.recipe.loop import run
 from mpgelu.estimators.recipe.steps import Steps, expected_loss
 from mpgelu.likelihoods import Likelihood
-from mpgelu.native.threads import job_count, one_thread_each, run_all
+from mpgelu.native.threads import job_count, one_thread_each, run_all, workers_elsewhere
 from mpgelu.networks import Stack
 from mpgelu.training import Interrupts, training_progress
 
@@ -142,9 +141,10 @@ class Workers:
         Args:
             n_jobs: As in scikit-learn; ``None`` for what the configuration says, or else as many as there are.
         """
-        backend, configured = get_active_backend(prefer="threads")
-        if backend.supports_sharedmem:
+        elsewhere = workers_elsewhere()
+        if elsewhere is None:
             return Workers(job_count(n_jobs))
+        backend, configured = elsewhere
         wanted = next((n for n in (n_jobs, configured) if n is not None), -1)
         return Workers(joblib.effective_n_jobs(wanted), backend)
 
