@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mpgelu.cli.folders import Asked, is_folder, predict_folder
+from mpgelu.cli.scoring import about, check_level, load_model, predicted
 from mpgelu.cli.shared import Compact, Delimiter, Notes, Seed, one_line_warnings, open_table, print_installation, warn
 from mpgelu.errors import DataError, InputError
 
@@ -86,7 +88,7 @@ def fit(
         check_writable(checkpoint / "training")
     source = open_table(table, delimiter)
     effort = (FAST if fast else {}) | ({} if steps is None else {"steps": steps})
-    with _about(source), one_line_warnings():
+    with about(source), one_line_warnings():
         frame = source.read()
         known, y = read_target(frame, target)
         columns = partial(prepare, target=target, missing=missing.value, categorical=categorical or [], drop=drop or [])
@@ -128,7 +130,8 @@ def predict(
     model: Model,
     table: Table,
     output: Annotated[
-        str, typer.Option("--output", "-o", help="CSV file, or Parquet if it ends in .parquet; - is stdout.")
+        str,
+        typer.Option("--output", "-o", help="CSV file, or Parquet if it ends in .parquet, or a folder; - is stdout."),
     ] = "-",
     level: Level = 0.9,
     keep: Annotated[
@@ -138,9 +141,13 @@ def predict(
     fast: Annotated[
         bool, typer.Option("--fast", help="Several times faster: leave out correlations inside the networks.")
     ] = False,
+    jobs: Annotated[int, typer.Option(min=-1, help="Processes for a folder of tables; -1 takes all cores.")] = -1,
     delimiter: Delimiter = ",",
 ) -> None:
     """Predict every row of a table, of any length, in bounded memory.
+
+    A folder of tables as TABLE and a folder as --output: a table of predictions for each, on all cores. After a kill
+    the same command goes on; tables that are done, and have not changed since, are left alone.
 
     New columns: mean; stddev, its standard deviation; epistemic_std and aleatoric_std, the standard deviations of its
     two parts (not knowing the function, and noise; their squares add up to the square of stddev); lower and upper, the
@@ -151,21 +158,20 @@ def predict(
     from mpgelu.storage.files import check_writable
     from mpgelu.tables import Sink
 
+    if Path(table).is_dir() and is_folder(output):
+        predict_folder(model, Path(table), Path(output), Asked(level, tuple(keep or ()), prefix, fast, delimiter), jobs)
+        return
     sink = Sink(output)
     if sink.path is not None:
         check_writable(sink.path, model, table)
-    fitted = _load(model, fast)
-    _check_level(fitted, level)
+    fitted = load_model(model, fast)
+    check_level(fitted, level)
     source, notes, rows = open_table(table, delimiter), Notes(), 0
-    with _about(source), sink.opened(), _progress(source, hidden=sink.path is None and sys.stdout.isatty()) as parts:
+    with about(source), sink.opened(), _progress(source, hidden=sink.path is None and sys.stdout.isatty()) as parts:
         for part in parts:
-            kept = _kept(part, keep or [], prefix)
-            encoded = fitted.encoder.encode(part)
-            notes.add(encoded)
-            predicted = fitted.predict(encoded, level).add_prefix(prefix).set_index(part.index)
-            sink.write(kept.join(predicted))
+            sink.write(predicted(fitted, part, level, keep or [], prefix, notes))
             rows += len(part)
-    notes.tell(source)
+    notes.tell(source.name)
     if sink.path is not None:
         typer.echo(f"{rows:,} row{'s' * (rows != 1)}: {sink.path}")
 
@@ -186,10 +192,10 @@ def evaluate(
 
     if output is not None:
         check_writable(output, model, table)
-    fitted = _load(model, fast)
-    _check_level(fitted, level)
+    fitted = load_model(model, fast)
+    check_level(fitted, level)
     source = open_table(table, delimiter)
-    with _about(source), _progress(source) as parts:
+    with about(source), _progress(source) as parts:
         evaluation = _evaluated(fitted, parts, level, source)
     typer.echo(f"{source.name}: {len(evaluation.actual):,} rows, target {fitted.target}")
     scores = _print_scores(fitted, evaluation, level)
@@ -217,10 +223,10 @@ def report(
     from mpgelu.tables.report import page
 
     check_writable(output, model, table)
-    fitted = _load(model, fast)
-    _check_level(fitted, level)
+    fitted = load_model(model, fast)
+    check_level(fitted, level)
     source, frames = open_table(table, delimiter), list[pd.DataFrame]()
-    with _about(source), _progress(source) as parts:
+    with about(source), _progress(source) as parts:
         evaluation = _evaluated(fitted, parts, level, source, frames)
     write_atomically(output, page(fitted, pd.concat(frames), evaluation, level, source.name, str(model)))
     typer.echo(f"report: {output} ({output.stat().st_size / 1e6:.1f} MB); open it in a browser")
@@ -234,7 +240,7 @@ def info(model: MaybeModel = None) -> None:
     if model is None:
         print_installation()
         return
-    fitted = _load(model)
+    fitted = load_model(model)
     typer.echo(f"{model}: predicts {fitted.target}\nfrom the columns")
     _print_columns(fitted.encoder)
     typer.echo(f"missing cells: {'filled' if fitted.encoder.missing == 'impute' else 'refused'}")
@@ -264,27 +270,6 @@ def example(
         write_atomically(folder / name, rows.to_csv(index=False))
         typer.echo(f"{len(rows)} rows: {folder / name}")
     typer.echo(f"next: mpgelu fit {folder / 'train.csv'} --target {data.target_name} --fast -o diabetes.mpgelu")
-
-
-def _load(path: Path, fast: bool = False) -> TableModel:
-    from mpgelu.moments import DiagonalMoments
-    from mpgelu.tables.model import TableModel
-
-    model = TableModel.load(path)
-    if fast and len(model.regressor.ensemble_) > 1:  # one network has no correlations worth leaving out
-        model.regressor.ensemble_.moment_type = DiagonalMoments
-    return model
-
-
-@contextmanager
-def _about(source: Source) -> Iterator[None]:
-    """Put the file's name, and line, before errors that do not name them."""
-    try:
-        with source.located():
-            yield
-    except DataError as error:
-        told = str(error)
-        raise DataError(told if source.name in told or "cannot write" in told else f"{source.name}: {told}") from error
 
 
 @contextmanager
@@ -332,29 +317,10 @@ def _evaluated(
             found.append(model.evaluate(encoded, actual, level))
     if not found:
         raise DataError(f"no row has a target {model.target!r}; there is nothing to compare with")
-    notes.tell(source)
+    notes.tell(source.name)
     if unknown:
         warn(f"{source.name}: {unknown:,} rows without {model.target!r} are left out")
     return Evaluation.concatenate(found)
-
-
-def _check_level(model: TableModel, level: float) -> None:
-    """Refuse a level before any work is done."""
-    if not 0 < level < 1:
-        raise InputError(f"--level: must lie strictly between 0 and 1, got {level:g}; 90 % is 0.9")
-    model.regressor.check_level(level)
-
-
-def _kept(part: pd.DataFrame, keep: list[str], prefix: str) -> pd.DataFrame:
-    """The input columns that are copied to the output."""
-    from mpgelu.tables.model import OUTPUTS, check_column
-
-    names = list(part) if "all" in keep and "all" not in part else list(dict.fromkeys(keep))
-    for name in names:
-        check_column(str(name), list(map(str, part)))
-    if twice := [name for name in names if name in {prefix + output for output in OUTPUTS}]:
-        raise InputError(f"--keep: the table has a column {twice[0]!r} already; give --prefix, for example predicted_")
-    return part[names]
 
 
 def _layers(text: str) -> tuple[int, ...]:

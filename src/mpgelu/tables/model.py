@@ -134,13 +134,15 @@ class TableModel:
     def predict(self, rows: pd.DataFrame | Encoded, level: float = 0.9) -> pd.DataFrame:
         """The columns :data:`OUTPUTS`, of standard deviations and the ends of an interval, for each row.
 
+        It is what Dask, Ray Data and Spark need to predict tables in parts, see ``docs/workers.md``.
+
         Args:
             rows: a table with the columns of the training table, or that table encoded.
             level: probability of the interval, strictly between 0 and 1.
         """
         X = (self.encoder.encode(rows) if isinstance(rows, pd.DataFrame) else rows).X
         parts = np.empty((len(X), len(OUTPUTS)))
-        for at, p, ends in self._distributions(X, level):
+        for at, p, ends in self._distributions(X, level) if len(X) else ():  # engines have parts without rows
             moments = (p.mean, p.stddev, p.epistemic_variance.sqrt(), p.aleatoric_variance.sqrt())
             parts[at] = np.stack([*moments, *ends], 1)
         index = rows.index if isinstance(rows, pd.DataFrame) else None
