@@ -85,7 +85,10 @@ def _(value: FactoredMoments, frequency: Tensor, phase: Tensor, weight: Tensor) 
     _check(value.mean, frequency)
     blocks = value.blocks
     if value.residual is not None:
-        blocks = (*blocks, Block(torch.eye(value.features).to(value.mean), value.residual))
+        blocks = (
+            *blocks,
+            Block(torch.eye(value.features, dtype=value.mean.dtype, device=value.mean.device), value.residual),
+        )
     if value.blocks:
         fit = _fit_together(value.mean, value.covariance, frequency, phase, weight)
     else:
@@ -219,7 +222,7 @@ def _rest_block(fit: EmbeddingFit) -> Block:
     factor, variance = _sources(fit.rest)  # (*batch, groups, rank, features d), (*batch, groups, rank)
     factor = factor.reshape(*factor.shape[:-1], -1, fit.mean.shape[-1] - 1)
     factor = F.pad(factor, (1, 0)).flatten(-2)  # (*batch, groups, rank, features (1 + d))
-    places = torch.eye(factor.shape[-3]).to(factor)[:, None, :, None]
+    places = torch.eye(factor.shape[-3], dtype=factor.dtype, device=factor.device)[:, None, :, None]
     factor = (factor.unsqueeze(-2) * places).flatten(-2).flatten(-3, -2)  # (*batch, all ranks, n (1 + d))
     return Block(factor.to(fit.mean.dtype), variance.flatten(-2).to(fit.mean.dtype), row_wise=True)
 

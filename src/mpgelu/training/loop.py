@@ -122,7 +122,7 @@ def fit(
     for name, number in (("epochs", epochs), ("batch_size", batch_size)):
         if number < 1:
             raise InputError(f"fit: {name} must be at least 1, got {number}")
-    like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
+    like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0, device="cpu"))
     compile = compile and native.can_compile()
     run = network if compile else as_function(network)
 
