@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mpgelu.errors import InputError, MissingRuleError
 from mpgelu.moments import Block, DiagonalMoments, FactoredMoments, FullMoments
+from mpgelu.moments.products import full_precision
 from mpgelu.rules.elementwise import is_certain
 
 
@@ -188,6 +189,7 @@ def _rest(cos: Tensor, sin: Tensor, spread: Tensor, covariance: Tensor) -> Tenso
     return scale * (_outer(cos) * even + sign * _outer(sin) * odd)
 
 
+@full_precision
 def _beside(value: Tensor, cosines: Tensor, weight: Tensor) -> Tensor:
     """Return the features with the combinations of their cosines, ``(*batch, n, 1 + d)``."""
     rows = cosines.reshape(-1, *cosines.shape[-2:])  # ONNX wants every dimension of einsum named
@@ -195,6 +197,7 @@ def _beside(value: Tensor, cosines: Tensor, weight: Tensor) -> Tensor:
     return torch.cat([value.unsqueeze(-1), combined], -1)
 
 
+@full_precision
 def _combined_pairs(pairs: Tensor, weight: Tensor) -> Tensor:
     """Return the covariances of the combinations, from those of the cosines ``(*batch, groups, size, k, size, k)``."""
     rows = pairs.reshape(-1, *pairs.shape[-5:])
