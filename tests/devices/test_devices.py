@@ -69,7 +69,7 @@ METHODS: dict[str, Callable[[mp.Predictive, Tensor], Any]] = {
 }
 
 
-class OnlyMeta(TorchDispatchMode):
+class OnlyMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Every tensor of every operation is on "meta"."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -78,6 +78,10 @@ class OnlyMeta(TorchDispatchMode):
             if isinstance(tensor, Tensor):
                 assert tensor.is_meta, f"{func} has a tensor {tuple(tensor.shape)} on {tensor.device}"
         return result
+
+
+def only_meta() -> Any:
+    return OnlyMeta()  # type: ignore[no-untyped-call]
 
 
 def started(kind: Any, x: Tensor, how: str) -> Moments:
@@ -105,13 +109,13 @@ def test_layers_on_meta(name: str) -> None:
     layer, x = LAYERS[name](), torch.randn(5, 4)
     far, z = LAYERS[name]().to("meta"), x.to("meta").requires_grad_()
     wanted = layer(x)
-    with OnlyMeta():
+    with only_meta():
         assert far(z).shape == wanted.shape
     for kind, how in itertools.product(KINDS, ("certain", "uncertain")):
         if name == "Beside" and kind is FullMoments:  # which refuse to join branches
             continue
         wanted, z.grad = layer(started(kind, x, how)), None
-        with OnlyMeta():
+        with only_meta():
             found = far(started(kind, z, how))
             (found.mean.sum() + spread(found).sum()).backward()
         assert (found.mean.shape, spread(found).shape) == (wanted.mean.shape, spread(wanted).shape)
@@ -122,7 +126,7 @@ def test_layers_on_meta(name: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_branches_on_meta(kind: Any) -> None:
     layer, x = layers.Linear(4, 4).to("meta"), torch.randn(5, 4, device="meta")
-    with OnlyMeta():
+    with only_meta():
         value = fork(started(kind, x, "uncertain"))
         if kind is FactoredMoments:
             assert spread(add(layer(value), value)).shape == (5, 4, 4)
@@ -136,7 +140,7 @@ def test_likelihoods_on_meta(name: str, kind: Any) -> None:
     likelihood = LIKELIHOODS[name]()
     network = mp.network(4, (6, 5), likelihood.outputs, embedding=0.5).to("meta")
     likelihood, x, y = likelihood.to("meta"), torch.randn(5, 4, device="meta"), torch.randn(5, device="meta")
-    with OnlyMeta():
+    with only_meta():
         moments = network(kind.certain(x))
         expected = likelihood.expected_log_prob(moments, y)
         assert expected.shape == (5,)
@@ -154,7 +158,7 @@ def test_stacks_and_propagation_on_meta(kind: Any) -> None:
     stack = mp.Stack([mp.network(4, (6,)) for _ in range(3)]).to("meta")
     network = mp.network(4, (6,)).to("meta")
     x = torch.randn(3, 5, 4, device="meta")
-    with OnlyMeta():
+    with only_meta():
         found = stack(x if kind is Tensor else kind.certain(x))
         assert (found if kind is Tensor else found.mean).shape == (3, 5, 2)
         if kind is not Tensor:
