@@ -68,7 +68,7 @@ class Parts:
         Raises:
             InputError: Their number of features is not the model's.
         """
-        x = torch.tensor(np.asarray(self.encode(X), dtype=np.float64))
+        x = torch.tensor(np.asarray(self.encode(X), dtype=np.float64), device=_first_device(self.networks))
         if x.dim() != 2 or x.shape[1] != len(self.feature_names):
             raise InputError(f"{caller}: X must have shape (rows, {len(self.feature_names)}), got {tuple(x.shape)}")
         return x
@@ -114,7 +114,7 @@ def _(
     count = given or _first_size(caller, model)
     return Parts(
         networks=[model],
-        weights=torch.ones(1, dtype=torch.float64),
+        weights=torch.ones(1, dtype=torch.float64, device=_first_device([model])),
         likelihood=likelihood or _likelihood(caller, model, count),
         feature_names=feature_names(caller, features, count),
         scaling=FeatureScale.identity(count),
@@ -134,6 +134,11 @@ def feature_names(caller: str, features: int | Sequence[str] | None, count: int)
     return names
 
 
+def _first_device(networks: Sequence[nn.Module]) -> torch.device:
+    """Where the parameters are; the CPU where there are none."""
+    return next((p.device for network in networks for p in network.parameters()), torch.device("cpu"))
+
+
 def _first_size(caller: str, network: nn.Module) -> int:
     for module in network.modules():
         if isinstance(size := getattr(module, "in_features", None), int):
@@ -142,7 +147,7 @@ def _first_size(caller: str, network: nn.Module) -> int:
 
 
 def _likelihood(caller: str, network: nn.Module, features: int) -> Likelihood:
-    like = next(network.parameters(), torch.empty(0))
+    like = next(network.parameters(), torch.empty(0, device="cpu"))
     with torch.no_grad():
         outputs = network(like.new_zeros(1, features)).shape[-1]
     if outputs not in (1, 2):

@@ -52,7 +52,7 @@ class FeatureScale(nn.Module):
     @classmethod
     def identity(cls, features: int) -> FeatureScale:
         """Features as they are, for networks that take them so."""
-        return cls.standard(torch.zeros(features), torch.ones(features))
+        return cls.standard(torch.zeros(features, device="cpu"), torch.ones(features, device="cpu"))
 
     def forward(self, x: Tensor) -> Tensor:
         """Scaled and limited features ``(rows, n)``, in the dtype of x."""
