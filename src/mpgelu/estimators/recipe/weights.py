@@ -16,7 +16,6 @@ Array = NDArray[np.float64]
 
 _EM_STEPS = 500
 _LOWEST_LOG_DENSITY = -1e4  # of a row; keeps the weights finite
-_PENALTY = 0.3  # of unequal weights of the kinds, in rows
 _LARGEST_TAIL = 0.6  # share of wide errors
 _WIDTHS = 1.2, 6.0  # of wide errors, least and largest
 _PRIOR_MEAN = 0.0, 0.0, -2.1, -0.75, 0.0  # of the width in unbounded numbers: 6.6 % of wide errors, 2.7 times as wide
@@ -27,11 +26,11 @@ _STARTS = (-2.1, -0.75, 0.0), (0.0, -0.75, 0.7), (0.0, -0.75, -0.7)  # share, wi
 def mean_weights(means: Array, y: Array, row_weights: Array) -> Array:
     r"""Weights on the simplex whose average of the kinds has the smallest smooth absolute error on held-out rows.
 
-    .. math:: \min_a \sum_i c_i \sqrt{r_i^2 + \delta^2} / \delta + 0.3\, |a|^2, \qquad r = y - \sum_m w_m f_m, \qquad
+    .. math:: \min_a \sum_i c_i \sqrt{r_i^2 + \delta^2} / \delta + |a|^2, \qquad r = y - \sum_m w_m f_m, \qquad
         w = \operatorname{softmax}(a)
 
-    The penalty is worth a third of a row and keeps kinds that are equally good equal. The absolute error, not its
-    square: one kind that fails on one row must not decide.
+    The penalty is worth one row and keeps kinds that are equally good equal. The absolute error, not its square: one
+    kind that fails on one row must not decide.
 
     Args:
         means: Means of each kind for every row, ``(kinds, rows)``, by a network that has not seen it.
@@ -46,8 +45,7 @@ def mean_weights(means: Array, y: Array, row_weights: Array) -> Array:
         r = y - w @ means
         q = np.sqrt(r * r + delta * delta)
         slope = -(row_weights * means * (r / q)).mean(1) / delta
-        penalty = _PENALTY / rows * a
-        return float((row_weights * q).mean() / delta + penalty @ a), w * (slope - w @ slope) + 2 * penalty
+        return float((row_weights * q).mean() / delta + a @ a / rows), w * (slope - w @ slope) + 2 * a / rows
 
     return softmax(minimize(loss, np.zeros(kinds), jac=True, method="L-BFGS-B").x) if kinds > 1 else np.ones(1)
 
