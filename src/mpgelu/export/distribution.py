@@ -50,7 +50,12 @@ class Distribution(NamedTuple):
 
 
 def distribution(
-    outputs: Outputs, weights: Array, noise_variance: float | None, levels: Sequence[float], nodes: int
+    outputs: Outputs,
+    weights: Array,
+    noise_variance: float | None,
+    levels: Sequence[float],
+    nodes: int,
+    centers: Array | None = None,
 ) -> Distribution:
     """The mixture of M networks.
 
@@ -60,13 +65,18 @@ def distribution(
         noise_variance: of the targets; ``None`` if the second output is its logarithm.
         levels: probabilities of the quantiles.
         nodes: components of each network's mixture over the noise.
+        centers: from the means of what is mixed to those of the networks it belongs to, ``(M, M)``; the distance
+            between the two counts as noise. ``None`` if they are equal.
     """
     means, epistemics = outputs.mean.take(0), outputs.variance.take(0)  # (M, rows), or (rows,) for one network
     aleatorics = _aleatoric(outputs, noise_variance)
     mean, epistemic = means, epistemics
     if len(weights) > 1:
-        mean = _average(means, weights)
-        epistemic = _average((means - mean).square() + epistemics, weights)
+        mean, of_networks = _average(means, weights), means
+        if centers is not None:
+            of_networks = means.graph.op("MatMul", centers, means)
+            aleatorics = aleatorics + (means - of_networks).square()
+        epistemic = _average((of_networks - mean).square() + epistemics, weights)
     aleatoric = _average(aleatorics, weights)
     stddev = (epistemic + aleatoric).sqrt()
     quantiles = _quantiles(outputs, mean, stddev, weights, noise_variance, levels, nodes) if levels else None

@@ -38,7 +38,8 @@ class Parts:
         whole: From raw features, their errors and a number of nodes to the distribution of the target; ``None`` for a
             network alone.
         members: From scaled features to means and variances of what the model mixes, ``(M, rows, outputs)`` each, where
-            that is more than the networks' own outputs; its attribute ``weights`` has their weights.
+            that is more than the networks' own outputs; its attribute ``weights`` has their weights, and ``centers``
+            the matrix from their means to those of their networks, ``None`` where these are equal.
     """
 
     networks: Sequence[nn.Module]

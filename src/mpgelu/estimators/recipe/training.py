@@ -238,7 +238,7 @@ def _weighted(
     width, score = fit_width(means.double().numpy(), log_variance.double().numpy(), y, by_kind.numpy(), row_weights)
     noise.log_scale += math.log(width.scale)
     noise.spread.fill_(width.spread)
-    tails = HeavyTailedGaussian(width.tail_share, width.tail_width, *background(len(rows.y)))
+    tails = HeavyTailedGaussian(width.tail_share, width.tail_width, *background(len(rows.y)), width.tail_offset)
     return _trained(members, by_kind, tails, noise, width.spread, moments, score, taken)
 
 
