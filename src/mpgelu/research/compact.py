@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 import onnxruntime
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from mpgelu.estimators.ensemble import Ensemble
 from mpgelu.estimators.regressor import MPGELURegressor
@@ -154,7 +156,7 @@ def _costs(teacher: MPGELURegressor, compact: MPGELURegressor, X: Array) -> Reco
         compact.save(files["compact"])
         export_onnx(compact, files["summary"], ())
         export_onnx(compact, files["quantiles"], (0.05, 0.5, 0.95))
-        _export_plain(X.shape[1], files["plain"])
+        _export_plain(compact, files["plain"])
         graphs = {name: _session(files[name]) for name in ("summary", "quantiles", "plain")}
         row = {"features": X[:1].astype(np.float32)}
         single = _in_turns({name: partial(session.run, None, row) for name, session in graphs.items()})
@@ -163,13 +165,16 @@ def _costs(teacher: MPGELURegressor, compact: MPGELURegressor, X: Array) -> Reco
     return many | sizes | {f"onnx_{name}_us": value for name, value in single.items()}
 
 
-def _export_plain(features: int, path: Path) -> None:
+def _export_plain(compact: MPGELURegressor, path: Path) -> None:
     """A plain network of the same hidden layers with two outputs, for scaled features."""
-    graph, random = Graph(), np.random.default_rng(0)
+    (network,) = compact.ensemble_.each_stack()[0].unstack()
+    hidden = [layer.out_features for layer in network.children() if isinstance(layer, nn.Linear)]
+    features, graph, random = compact.n_features_in_, Graph(), np.random.default_rng(0)
     value = graph.value("features")
-    for before, after in ((features, 96), (96, 96), (96, 2)):
+    for before, after in pairwise([features, *hidden]):
         value = value.op("Gemm", random.normal(size=(before, after)) / before**0.5, np.zeros(after))
-        value = value * value.op("Sigmoid") if after > 2 else value
+        value = value * value.op("Sigmoid")
+    value = value.op("Gemm", random.normal(size=(hidden[-1], 2)), np.zeros(2))
     content = graph.model({"features": ["rows", features]}, {"outputs": (value, ["rows", 2])}, {})
     write_atomically(path, content.SerializeToString())
 
