@@ -148,7 +148,7 @@ class LaplaceKron:
             stacked = _train(inputs, targets, [torch.arange(len(y))], self.hidden, 1, _squared_error)
             data = torch.utils.data.TensorDataset(inputs, targets[:, None])
             loader = torch.utils.data.DataLoader(data, batch_size=_LONG[0])
-            self.posterior = Laplace(_module([weight[0] for weight in stacked]), "regression", "all", "kron")
+            self.posterior: Any = Laplace(_module([weight[0] for weight in stacked]), "regression", "all", "kron")
             self.posterior.fit(loader)
             self._tune()
 
