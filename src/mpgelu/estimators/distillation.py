@@ -68,7 +68,7 @@ class Distilling:
                 needed. A model that was read from a file has forgotten its training rows, and needs them.
             hidden: Units of each hidden layer.
             components: Of the mixture.
-            steps: Of the optimiser; by default 2,800 for 300 rows, 5,000 for 1,400, 10,000 for 7,500, and 20,000 at most.
+            steps: Of the optimiser; by default 2,800 for 300 rows, 5,000 for 1,400, 10,000 for 7,500, at most 20,000.
             random_state: Seed of made rows, starting weights and batches.
             verbose: Show a progress bar on a terminal.
 
@@ -98,7 +98,8 @@ class Distilling:
 
 def default_steps(rows: int) -> int:
     """Steps of the optimiser that take about a third of the time of the fit to so many rows."""
-    return min(round(_STEPS * max(1.0, rows / _FEW_ROWS) ** _GROWTH), _MOST_STEPS)
+    growth: float = max(1.0, rows / _FEW_ROWS) ** _GROWTH
+    return min(round(_STEPS * growth), _MOST_STEPS)
 
 
 def distilled(
