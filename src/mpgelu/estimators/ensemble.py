@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpgelu import native
 from mpgelu.errors import DataError, InputError
+from mpgelu.estimators.fast import FastEnsemble
 from mpgelu.estimators.measurement import averaged
 from mpgelu.estimators.noise import NoiseHead
 from mpgelu.likelihoods import Likelihood, MeanAndLogVariance, likelihoods
@@ -17,9 +19,12 @@ from mpgelu.likelihoods.outputs import as_moments
 from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments, moment_types
 from mpgelu.networks import FeatureScale, Parts, Stack, feature_names, is_random, parts_of
 from mpgelu.networks.description import Description
+from mpgelu.networks.prepared import Prepared
 from mpgelu.predictive import Predictive
+from mpgelu.predictive.checks import needs_gradient
 from mpgelu.storage.arrays import check_arrays
 from mpgelu.storage.schema import Optional, checked
+from mpgelu.visibility import values_are_visible
 
 _STACKS = [{"models": int, "network": object}]
 _DESCRIPTION = {
@@ -75,6 +80,7 @@ class Ensemble(nn.Module):
             raise InputError(f"Ensemble: {len(weights)} weights for {sum(map(len, stacks))} networks; give each one")
         self.stacks = nn.ModuleList(stacks)
         self.likelihood, self.scaling, self.moment_type, self.noise = likelihood, scaling, moments, noise
+        self._fast: Prepared[FastEnsemble | None] = Prepared()
         self.register_buffer("weights", weights)
         self.register_buffer("target_mean", target_mean)
         self.register_buffer("target_scale", target_scale)
@@ -100,6 +106,8 @@ class Ensemble(nn.Module):
 
     def _mixed(self, x: Tensor, nodes: int | None) -> Predictive:
         """The mixture of all networks; with few components for each where ``nodes`` is ``None``."""
+        if nodes and (prepared := self._prepared(x)) is not None:
+            return prepared
         if nodes and self.noise is not None:
             nodes = 1  # exact for a known log-variance
         of = self.likelihood
@@ -111,6 +119,17 @@ class Ensemble(nn.Module):
         mixture = Predictive.mixture(each, torch.stack([share.sum() for share in shares])) if len(each) > 1 else each[0]
         widened = mixture.widened(self.scaling.extrapolation(x).sum(-1))
         return widened.affine(self.target_scale.to(x), self.target_mean.to(x))
+
+    def _prepared(self, x: Tensor) -> Predictive | None:
+        """The same by :class:`FastEnsemble`, to rounding, where it can be used."""
+        if self.noise is None or x.dtype != torch.float64 or x.dim() != 2 or not values_are_visible(x):
+            return None
+        parts = (self, self.scaling, self.noise, self.noise.networks, *self.stacks)
+        held = [t for part in parts for t in (*part._parameters.values(), *part._buffers.values()) if t is not None]
+        if needs_gradient(x, *held) or not native.available():
+            return None
+        fast = self._fast.of(held, lambda: FastEnsemble.of(self))
+        return None if fast is None else fast(x.detach())
 
     def outputs(self, x: Tensor) -> list[Moments | Tensor]:
         """Scaled outputs of the networks, ``(networks, rows, outputs)`` of every stack, or of all where there is noise.

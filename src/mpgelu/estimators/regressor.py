@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mpgelu.errors import InputError
 from mpgelu.estimators import conformal
 from mpgelu.estimators.arguments import plain
-from mpgelu.estimators.checks import check_memory, check_target
+from mpgelu.estimators.checks import check_memory, check_target, is_valid
 from mpgelu.estimators.distillation import Distilling
 from mpgelu.estimators.ensemble import Ensemble
 from mpgelu.estimators.measurement import ROWS_AT_ONCE, checked_errors
@@ -35,7 +35,7 @@ from mpgelu.storage.arrays import write_arrays
 FAST: dict[str, Any] = {"effort": 0.2}  # a fifth of the time: ``MPGELURegressor(**FAST)``
 
 _ROWS_AT_ONCE = 512  # temporaries of so many rows stay in the cache
-_NODES = 32
+_NODES, _FLOATS = 32, (np.float64, np.float32)
 
 Array = NDArray[np.float64]
 
@@ -367,7 +367,7 @@ class MPGELURegressor(Distilling, RegressorMixin, BaseEstimator):  # type: ignor
     def _checked(self, X: ArrayLike, input_std: ArrayLike | None) -> tuple[Array, Array | None]:
         """Features, float32 ones as they are, and their errors."""
         check_is_fitted(self, "ensemble_")
-        values = validate_data(self, X, reset=False, dtype=(np.float64, np.float32))
+        values = np.asarray(X if is_valid(self, X) else validate_data(self, X, reset=False, dtype=_FLOATS))
         return values, None if input_std is None else checked_errors("predict", input_std, values.shape)
 
     def _distribution(self, values: Array, errors: Array | None, rows: slice, nodes: int) -> Predictive:

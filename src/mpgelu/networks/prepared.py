@@ -22,7 +22,10 @@ class Prepared(Generic[Made]):
     def of(self, tensors: Iterable[Tensor], make: Callable[[], Made]) -> Made:
         """What ``make`` gives for these tensors, made anew only if they are not those of the last call."""
         held = list(tensors)
-        seen = [(tensor.data_ptr(), object() if tensor.is_inference() else tensor._version) for tensor in held]
+        try:
+            seen = [(tensor.data_ptr(), tensor._version) for tensor in held]
+        except RuntimeError:  # made in inference mode, where changes are not counted
+            return make()
         kept = self._kept  # read once: other threads may replace it
         if kept is not None and kept[0] == seen:
             return kept[2]

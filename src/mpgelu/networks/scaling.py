@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 _ENDLESS = 1e300  # of a limit or a range that there is not
-_FARTHEST = 1e15  # scales from the centre, whose square float32 holds
+FARTHEST = 1e15  # scales from the centre, whose square float32 holds
 
 
 class FeatureScale(nn.Module):
@@ -72,4 +72,4 @@ class FeatureScale(nn.Module):
         return (self.reach.to(x) * torch.log1p(distance)).square()
 
     def _scaled(self, x: Tensor) -> Tensor:
-        return ((x - self.center.to(x)) / self.scale.to(x)).clamp(-_FARTHEST, _FARTHEST)
+        return ((x - self.center.to(x)) / self.scale.to(x)).clamp(-FARTHEST, FARTHEST)

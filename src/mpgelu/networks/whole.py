@@ -15,7 +15,7 @@ from mpgelu.native import perceptron
 from mpgelu.networks.description import Description, Perceptron, describe, is_describable, perceptron_of
 from mpgelu.rules.dropout import mask_moments
 
-_WIDEST = 200  # units of a layer up to which covariances are faster here than by large matrix products
+WIDEST = 200  # units of a layer up to which covariances are faster here than by large matrix products
 _RELU: dict[str, perceptron.Nonlinearity] = {"dvi": "relu_dvi", "exact": "relu_exact"}
 
 
@@ -56,7 +56,7 @@ def run_whole(
     networks = arrays or arrays_of(found, state)
     if value.features != networks.widths[0]:
         return None
-    if isinstance(value, FactoredMoments) and max(networks.widths[1:]) > _WIDEST:
+    if isinstance(value, FactoredMoments) and max(networks.widths[1:]) > WIDEST:
         return None
     if isinstance(value, DiagonalMoments):
         return DiagonalMoments(*perceptron.propagate(networks, value.mean, variance))
