@@ -20,11 +20,11 @@ from mpgelu.estimators import conformal
 from mpgelu.estimators.arguments import plain
 from mpgelu.estimators.checks import check_memory, check_target
 from mpgelu.estimators.distillation import Distilling
-from mpgelu.estimators.ensemble import Ensemble
 from mpgelu.estimators.measurement import ROWS_AT_ONCE, checked_errors
 from mpgelu.estimators.predicted import PredictedParts, inputs_of, spans_of
 from mpgelu.estimators.recipe import Kind, Noise, Rows, Settings, Trained, settings_of, train
 from mpgelu.estimators.scales import robust_scale, target_scales
+from mpgelu.estimators.streamed import Streaming
 from mpgelu.likelihoods import Likelihood
 from mpgelu.moments import Moments
 from mpgelu.native.threads import job_count, one_thread_each, run_all
@@ -40,7 +40,7 @@ _NODES = 32
 Array = NDArray[np.float64]
 
 
-class MPGELURegressor(Distilling, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class MPGELURegressor(Streaming, Distilling, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Regression that says how sure it is: an ensemble of networks, predicted without sampling.
 
     Features are scaled robustly and limited smoothly. Networks of several kinds, which differ in how finely they
@@ -169,22 +169,8 @@ class MPGELURegressor(Distilling, RegressorMixin, BaseEstimator):  # type: ignor
         )
         folder, threads = None if self.checkpoint is None else Path(self.checkpoint), job_count(self.n_jobs)
         trained = train(rows, settings, start=previous, checkpoint=folder, progress=bool(self.verbose), threads=threads)
-        scaling.reach.fill_(trained.reach)
-        self.ensemble_ = Ensemble(
-            trained.stacks,
-            trained.weights,
-            trained.likelihood,
-            scaling,
-            torch.tensor(target_mean, dtype=torch.float64),
-            torch.tensor(target_scale, dtype=torch.float64),
-            trained.moments,
-            trained.noise,
-            trained.spread,
-        ).requires_grad_(False)
-        self._trained, self._fitted_with, self._features = trained, (settings, features.shape), features
-        self.kind_weights_ = trained.kind_weights
-        self.score_, self.n_iter_ = trained.score - float(np.log(target_scale)), trained.steps
-        self.calibration_scores_: Array | None = None
+        self._trained, self._fitted_with = trained, (settings, features.shape)
+        self._keep(trained, scaling, target_mean, target_scale, features)
         return self
 
     @overload

@@ -96,10 +96,19 @@ def run(
     bar.update(task, completed=steps)
     if keeper:
         keeper.write()
-    _warn_of_steps_left_out(left_out, max(1, trainer.taken))
+    warn_of_steps_left_out(left_out, max(1, trainer.taken))
 
 
-def _warn_of_steps_left_out(left_out: Tensor, steps: int) -> None:
+def warn_of_steps_left_out(left_out: Tensor, steps: int) -> None:
+    """Say how many steps had no finite loss, and refuse to go on if most of them.
+
+    Args:
+        left_out: Steps that each network left out, ``(networks,)``.
+        steps: Of all.
+
+    Raises:
+        TrainingError: More than half of the steps of a network.
+    """
     share = float(left_out.max()) / steps
     if share > _MOST_LEFT_OUT:
         raise TrainingError(

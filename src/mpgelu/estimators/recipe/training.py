@@ -137,8 +137,9 @@ def train(
             trainer = Steps(stack, expected_loss(stack, likelihood, settings.beta, folds.trained.shape[1]))
             members.append(Member(str(kind), stack, folds))
             trainers.append((trainer, Keeper(checkpoint, trainer, rows, settings) if checkpoint else None))
-        kept = min(_HEAD_SECONDS + _HEAD_SECONDS_OF_ROW * len(rows.y), clock.left / 2)
-        seconds = (clock.left - kept) / _longest([kind.effort for kind in settings.kinds], threads)
+        seconds = (clock.left - seconds_of_head(len(rows.y), clock)) / _longest(
+            [kind.effort for kind in settings.kinds], threads
+        )
 
         def train_kind(position: int) -> None:
             kind, (trainer, keeper) = settings.kinds[position], trainers[position]
@@ -161,7 +162,7 @@ def train(
         for member, (trainer, _), kind in zip(members, trainers, settings.kinds, strict=True):
             member.stack.requires_grad_(False)
             taken = min(taken, trainer.taken) if kind.effort == 1 else taken
-        trained = _weighted(members, rows.judges(), likelihood, settings, process, taken, interrupts)
+        trained = weighted(members, rows.judges(), likelihood, settings, process, taken, interrupts)
     if interrupts.seen:
         warnings.warn(
             f"fit: interrupted after {taken} of {settings.steps} steps; the state so far was kept",
@@ -169,6 +170,11 @@ def train(
             stacklevel=3,
         )
     return trained
+
+
+def seconds_of_head(rows: int, clock: Clock) -> float:
+    """Seconds of a time limit that are kept for the noise and the weights, learned from so many rows."""
+    return min(_HEAD_SECONDS + _HEAD_SECONDS_OF_ROW * rows, clock.left / 2)
 
 
 @contextmanager
@@ -201,7 +207,7 @@ def _process(rows: Rows, settings: Settings) -> _Process:
     return _Process(Member("Gaussian process", Stack([nn.Sequential(process)]), None), held)
 
 
-def _weighted(
+def weighted(
     members: list[Member],
     rows: Rows,
     likelihood: Likelihood,
