@@ -49,13 +49,13 @@ class MPGELURegressor(Streaming, Distilling, RegressorMixin, BaseEstimator):  # 
     seen. The prediction is the mixture of all networks.
 
     Args:
-        hidden: Units of each hidden layer.
+        hidden: Units of each hidden layer; ``None`` takes two layers of 128, wider ones above 100,000 rows.
         rate: Dropout rate, or several, of which each makes kinds of networks of its own. Networks with dropout are
             trained and predicted by their moments.
         sigma: Standard deviations of the starting frequencies of the periodic embedding of features, one kind of
             networks for each; ``None`` in their place for networks without an embedding.
-        brief: Let two kinds of networks that are trained briefly, one of them with dropout, be among the members, and a
-            Gaussian process up to 2,000 rows; what they count is decided by held-out rows.
+        brief: Let two kinds of networks that are trained briefly, one of them with dropout, be among the members up to
+            1,000,000 rows, and a Gaussian process up to 2,000; what they count is decided by held-out rows.
         folds: Parts of the rows, of which each network leaves out one; ``None`` takes 5.
         network: Builds a network from the number of features, the :class:`Kind` and the number of outputs, instead of
             the default perceptron.
@@ -98,7 +98,7 @@ class MPGELURegressor(Streaming, Distilling, RegressorMixin, BaseEstimator):  # 
 
     def __init__(
         self,
-        hidden: Sequence[int] = (128, 128),
+        hidden: Sequence[int] | None = None,
         *,
         rate: float | Sequence[float] = 0.0,
         sigma: float | Sequence[float | None] | None = (0.4, 1.0),

@@ -81,8 +81,8 @@ class TableModel:
         rows, and training reads them row group by row group, see :meth:`MPGELURegressor.fit_stream`.
 
         Args:
-            frame: the table, of which rows without a target are left out: a data frame, the path of a Parquet file or of
-                a folder of them, or a ``pyarrow.dataset.Dataset``.
+            frame: the table, of which rows without a target are left out: a data frame, the path of a Parquet file or
+                of a folder of them, or a ``pyarrow.dataset.Dataset``.
             target: name of the column to predict.
             missing: ``"impute"`` fills missing cells, ``"error"`` refuses them.
             categorical: columns of numbers to be taken as names.
