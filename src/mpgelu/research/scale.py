@@ -1,0 +1,210 @@
+"""How far it goes: the score against the truth as rows grow, streamed against in memory, and memory at 20 million rows.
+
+``python -m mpgelu.research.scale --part growth --rows 1e3,1e4`` keeps its numbers in ``results/scale/scale.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+
+from mpgelu.estimators import MPGELURegressor
+from mpgelu.storage.files import write_atomically
+from mpgelu.tables import TableModel
+
+Array = NDArray[np.float64]
+Numbers = dict[str, Any]
+
+FEATURES = 10
+NAMES = [f"x{i}" for i in range(FEATURES)]
+SMALL: dict[str, Any] = {"sigma": 0.4, "brief": False, "folds": 2, "effort": 0.2, "random_state": 0}
+_TEST_SEED, _TEST_ROWS = 10**6, 20_000
+_ROWS_OF_FILE, _ROWS_OF_GROUP = 1_000_000, 131_072
+
+
+def function(X: Array) -> Array:
+    """The mean of the target: smooth, with some interactions and fine structure; its variance is about one."""
+    smooth = np.sin(np.pi * X[:, 0] * X[:, 1]) + X[:, 2] ** 2 + 0.5 * X[:, 3] - 0.5 * X[:, 4] * X[:, 5]
+    fine = 0.5 * np.sin(4 * np.pi * X[:, 6]) * np.cos(2 * np.pi * X[:, 7]) + 0.3 * np.sin(9 * X[:, 8] + 2 * X[:, 9])
+    return np.asarray(smooth + fine)
+
+
+def noise_std(X: Array) -> Array:
+    """Standard deviation of the Gaussian noise, from 0.1 to 0.4."""
+    return np.asarray(0.1 + 0.3 / (1 + np.exp(-4 * (X[:, 0] + X[:, 5]))))
+
+
+def rows_of(seed: int, count: int) -> pd.DataFrame:
+    """Rows of the synthetic table, features uniform in [-1, 1]."""
+    generator = np.random.default_rng(seed)
+    X = generator.uniform(-1, 1, (count, FEATURES))
+    y = function(X) + noise_std(X) * generator.normal(size=count)
+    return pd.DataFrame(X, columns=NAMES).assign(y=y)
+
+
+def true_log_density(frame: pd.DataFrame) -> Array:
+    """Log density of each target under the distribution that it was drawn from."""
+    X, y = frame[NAMES].to_numpy(), frame["y"].to_numpy()
+    std = noise_std(X)
+    return np.asarray(-0.5 * np.log(2 * np.pi) - np.log(std) - 0.5 * ((y - function(X)) / std) ** 2)
+
+
+@contextmanager
+def folder_of(rows: int) -> Iterator[Path]:
+    """A folder of Parquet files with so many rows, in the system's folder for temporary files; removed afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="mpgelu-scale-"))
+    try:
+        for number, start in enumerate(range(0, rows, _ROWS_OF_FILE)):
+            table = pa.Table.from_pandas(rows_of(number, min(_ROWS_OF_FILE, rows - start)), preserve_index=False)
+            pq.write_table(table, folder / f"{number:04}.parquet", row_group_size=_ROWS_OF_GROUP)
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def score(model: TableModel, test: pd.DataFrame) -> Numbers:
+    """Mean log density of the test rows, and how far it lies below that of the truth, with standard errors."""
+    X, y = model.encoder.encode(test).X, test["y"].to_numpy()
+    found = np.concatenate([p.log_prob(torch.as_tensor(y[at])).numpy() for at, p in model.regressor.distributions(X)])
+    mean = model.regressor.predict(X)
+    gap, root = true_log_density(test) - found, np.sqrt(len(found))
+    return {
+        "log_likelihood": float(found.mean()),
+        "log_likelihood_se": float(found.std() / root),
+        "gap": float(gap.mean()),
+        "gap_se": float(gap.std() / root),
+        "rmse_of_mean": float(np.sqrt(np.mean((mean - function(test[NAMES].to_numpy())) ** 2))),
+    }
+
+
+def growth(rows: Sequence[int], streamed_from: int = 1_000_000, **settings: Any) -> list[Numbers]:
+    """The score as rows grow, with the same small setting; from ``streamed_from`` rows on from Parquet files."""
+    test, found = rows_of(_TEST_SEED, _TEST_ROWS), []
+    for count in rows:
+        with folder_of(count) as folder:
+            started = time.process_time()
+            streamed = count >= streamed_from
+            table: Any = folder if streamed else pd.concat([pd.read_parquet(path) for path in sorted(folder.iterdir())])
+            model = TableModel.fit(table, "y", stream=True if streamed else None, **SMALL | settings)
+            seconds = time.process_time() - started
+        kind = next(iter(model.regressor.kind_weights_))
+        found.append({"rows": count, "streamed": streamed, "cpu_seconds": seconds, "kind": kind, **_sizes(model)})
+        found[-1] |= score(model, test)
+        print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+def same(rows: int = 100_000, seeds: Sequence[int] = (0, 1), **settings: Any) -> list[Numbers]:
+    """The streamed fit beside the fit in memory of the same rows, with the same settings."""
+    test, found = rows_of(_TEST_SEED, _TEST_ROWS), []
+    with folder_of(rows) as folder:
+        for seed in seeds:
+            for stream in (False, True):
+                model = TableModel.fit(folder, "y", stream=stream, **SMALL | settings | {"random_state": seed})
+                found.append({"rows": rows, "seed": seed, "streamed": stream, **score(model, test)})
+                print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+def memory(rows: int = 20_000_000, **settings: Any) -> Numbers:
+    """One epoch over a folder of Parquet files and the score of all its rows, with the peak memory of this process."""
+    chosen = SMALL | {"hidden": (64, 64), "batch_size": 1024, "effort": 1.0, "steps": rows // 2 // 1024} | settings
+    with folder_of(rows) as folder:
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        before = _peak_memory()
+        started, model = _clocks(), TableModel.fit(folder, "y", stream=True, **chosen)
+        fitted = _clocks()
+        predicted = model.predict(folder, level=0.9)
+        squares = inside = 0.0
+        for path in sorted(folder.iterdir()):
+            y = pd.read_parquet(path, columns=["y"])["y"].to_numpy()
+            for at, part in _parts_of(len(y), predicted):
+                squares += float(np.square(y[at] - part["mean"]).sum())
+                inside += float(((part["lower"] <= y[at]) & (y[at] <= part["upper"])).sum())
+        scored = _clocks()
+    return {
+        "rows": rows,
+        "gigabytes": size / 1e9,
+        "peak_memory_mb": _peak_memory(),
+        "peak_memory_before_mb": before,
+        "fit": _rates(rows, started, fitted),
+        "predict": _rates(rows, fitted, scored),
+        "rmse": float(np.sqrt(squares / rows)),
+        "coverage_of_90": inside / rows,
+        "settings": {name: str(value) for name, value in chosen.items()},
+    }
+
+
+def _parts_of(rows: int, parts: Iterator[pd.DataFrame]) -> Iterator[tuple[slice, pd.DataFrame]]:
+    """Parts that together have so many rows, with their places."""
+    done = 0
+    while done < rows:
+        part = next(parts)
+        yield slice(done, done + len(part)), part
+        done += len(part)
+
+
+def _sizes(model: TableModel) -> Numbers:
+    regressor: MPGELURegressor = model.regressor
+    stack = regressor.ensemble_.stacks[0]
+    widths = [int(p.shape[-1]) for name, p in stack.state()[0].items() if name.endswith("bias")]
+    return {"networks": len(regressor.ensemble_), "steps": regressor.n_iter_, "widths": widths}
+
+
+def _peak_memory() -> float:
+    """Largest resident memory of this process so far, in megabytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak / 1e3
+
+
+def _clocks() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def _rates(rows: int, before: tuple[float, float], after: tuple[float, float]) -> Numbers:
+    wall, cpu = (b - a for a, b in zip(before, after, strict=True))
+    return {"seconds": wall, "cpu_seconds": cpu, "rows_per_second": rows / wall, "rows_per_cpu_second": rows / cpu}
+
+
+PARTS: dict[str, Callable[..., Any]] = {"growth": growth, "same": same, "memory": memory}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure one part and keep its numbers beside those of the others."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", choices=sorted(PARTS), required=True)
+    parser.add_argument("--rows", type=lambda text: [int(float(part)) for part in text.split(",")], required=True)
+    parser.add_argument("--output", type=Path, default=Path("results/scale"))
+    parser.add_argument("--name", help="Name of the numbers in the file; the part by default.")
+    parser.add_argument("--settings", type=json.loads, default={}, help="Of the estimator, as JSON.")
+    given = parser.parse_args(arguments)
+    rows = given.rows if given.part == "growth" else given.rows[0]
+    found = PARTS[given.part](rows, **given.settings)
+    path, name = given.output / "scale.json", given.name or given.part
+    kept: Numbers = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if given.part == "growth":
+        found = sorted(
+            [*(old for old in kept.get(name, []) if old["rows"] not in rows), *found], key=lambda n: n["rows"]
+        )
+    write_atomically(path, json.dumps(kept | {name: found}, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
