@@ -59,6 +59,10 @@ class Dataset(Source):
     def __init__(self, source: str | os.PathLike[str] | ds.Dataset) -> None:
         is_path = not isinstance(source, ds.Dataset)
         super().__init__(os.fspath(source) if is_path else "dataset")
+        if is_path and self.path.is_file() and not is_parquet(self.path):
+            raise DataError(
+                f"{self.name} is not a Parquet file; a data frame is fitted with pandas.read_csv and the like"
+            )
         dataset = _opened(self.path) if is_path else source
         self.schema, self.groups = _surveyed(dataset, self.name)
         self._check_names(self.schema.names)
@@ -124,6 +128,14 @@ class Dataset(Source):
             if row is not None and group.first <= row < group.first + group.rows:
                 return f"{group.file}, column {column!r}, row {row - group.first + group.first_in_file + 1}"
         return f"{self.name}, column {column!r}"
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether a path is a folder, or a file that begins as Parquet does."""
+    if not path.is_file():
+        return path.is_dir()
+    with path.open("rb") as stream:
+        return stream.read(4) == b"PAR1"
 
 
 def _opened(path: Path) -> ds.Dataset:

@@ -144,7 +144,7 @@ class ColumnSurvey:
         if not len(numbers):
             return
         self.lowest, self.highest = min(self.lowest, float(numbers.min())), max(self.highest, float(numbers.max()))
-        self.whole = self.whole and bool((numbers % 1 == 0).all())
+        self.whole = self.whole and bool((np.floor(numbers) == numbers).all())
         self.dates = self.dates and are_dates(numbers)
 
     def _add_texts(self, cells: Cells, present: NDArray[np.bool_]) -> None:
