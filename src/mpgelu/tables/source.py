@@ -184,7 +184,8 @@ def _peek(stream: BufferedReader) -> bytes:
 def to_frame(batch: pa.RecordBatch, start: int) -> pd.DataFrame:
     """Rows of Arrow for pandas, without what pandas wrote of an index; the index counts from ``start``."""
     frame: pd.DataFrame = _without_views(batch).to_pandas(types_mapper=pd.ArrowDtype, ignore_metadata=True)
-    frame = frame.loc[:, [name for name in frame if not str(name).startswith("__index_level_")]]
+    if index := [name for name in frame if str(name).startswith("__index_level_")]:
+        frame = frame.drop(columns=index)
     return frame.set_axis(pd.RangeIndex(start, start + len(frame)), axis="index")
 
 

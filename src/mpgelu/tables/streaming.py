@@ -27,7 +27,8 @@ MOST_CELLS_IN_MEMORY = 50_000_000  # rows times columns; some 4 GB while a model
 _MOST_SAMPLED = 100_000  # rows by which networks are judged
 _MOST_BLOCK = 131_072  # rows
 _BYTES = 128e6  # at most, of a sample, and of a block: for tables of many columns
-_HELD, _CALIBRATION, _TRAINED = 0, 1, 2  # what a row is for
+_ROWS_AT_ONCE = 65_536  # that are read and encoded together
+_HELD, _CALIBRATION, _TRAINED, _UNKNOWN = 0, 1, 2, 3  # what a row is for
 
 Array = NDArray[np.float64]
 TableSource = str | os.PathLike[str] | ds.Dataset
@@ -104,9 +105,9 @@ class StreamedTable:
         generator = np.random.default_rng(seed)
         size = _most(_MOST_BLOCK, len(self.encoder.features))
         buffer: list[Block] = []
-        for frame in self.table.shuffled(generator):
+        for frame in self.table.shuffled(generator, _most(_ROWS_AT_ONCE, len(self.table.schema))):
             part = part_of(frame.index.to_numpy(), self.parts, self.seed)
-            buffer.append(_encoded(frame[part == _TRAINED], self.target_name, self.encoder))
+            buffer.append(_encoded(_rows(frame, part == _TRAINED), self.target_name, self.encoder))
             if sum(len(block.y) for block in buffer) >= 2 * size:
                 mixed = _shuffled(buffer, generator)
                 yield Block(*(array[:size] for array in mixed))
@@ -155,15 +156,15 @@ def surveyed(
     reservoirs = [Reservoir(_most(_MOST_SAMPLED, len(names)), seed) for _ in range(3)]
     moments, unknown = Moments(), 0
     with table.located():
-        for frame in table.frames():
+        for frame in table.frames(_most(_ROWS_AT_ONCE, len(names))):
             cells = Cells.of(frame[target])
             values, known = cells.targets(), ~cells.missing
             unknown += int(cells.missing.sum())
-            part = part_of(frame.index.to_numpy(), parts, seed)
-            moments.add(values[known & (part == _TRAINED)])
+            part = np.where(known, part_of(frame.index.to_numpy(), parts, seed), _UNKNOWN)
+            moments.add(values[part == _TRAINED])
             for number, reservoir in enumerate(reservoirs):
-                reservoir.add(frame[known & (part == number)])
-            survey.add(frame[known & (part != _HELD)])
+                reservoir.add(frame, part == number)
+            survey.add(_rows(frame, known & (part != _HELD)))
         _check_target(moments, target)
         encoder = survey.encoder(reservoirs[_TRAINED].frame())
     check_encoder(encoder, target)
@@ -181,10 +182,14 @@ def _most(rows: int, columns: int) -> int:
     return int(min(rows, max(1_000, _BYTES / (8 * columns))))
 
 
+def _rows(frame: pd.DataFrame, chosen: NDArray[np.bool_]) -> pd.DataFrame:
+    return frame if chosen.all() else frame[chosen]
+
+
 def _encoded(frame: pd.DataFrame, target: str, encoder: TableEncoder) -> Block:
     """The rows of a frame whose target is known, as numbers."""
     cells = Cells.of(frame[target])
-    known = frame[~cells.missing] if cells.missing.any() else frame
+    known = _rows(frame, ~cells.missing)
     return Block(encoder.encode(known).X, cells.numbers()[~cells.missing], known.index.to_numpy(dtype=np.int64))
 
 

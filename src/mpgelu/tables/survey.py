@@ -74,12 +74,13 @@ class Reservoir:
         self._keys: list[NDArray[np.float64]] = []
         self._limit, self._held = 1.0, 0
 
-    def add(self, frame: pd.DataFrame) -> None:
-        """Offer rows; the index has their numbers."""
+    def add(self, frame: pd.DataFrame, offered: NDArray[np.bool_] | bool = True) -> None:
+        """Offer rows, all or some; the index has their numbers."""
         keys = uniform(frame.index.to_numpy(), self.seed)
-        chosen = keys < self._limit
-        self._parts.append(frame[chosen])
-        self._keys.append(keys[chosen])
+        chosen = (keys < self._limit) & offered
+        if chosen.any() or not self._parts:
+            self._parts.append(frame[chosen])
+            self._keys.append(keys[chosen])
         self._held += int(chosen.sum())
         if self._held > 2 * self.most:
             self._reduce()
