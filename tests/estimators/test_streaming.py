@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import mpgelu as mp
 from mpgelu.errors import InputError
@@ -19,6 +20,7 @@ from mpgelu.estimators.recipe import Block, settings_of, streaming
 from mpgelu.estimators.recipe.steps import Steps
 
 SMALL: dict[str, Any] = {"hidden": (16,), "sigma": 0.4, "brief": False, "folds": 3, "random_state": 0, "n_jobs": 1}
+SMALL |= {"noise": "homoscedastic"}  # whose head need not be trained
 
 
 class Rows:
@@ -46,9 +48,7 @@ def test_numbers_of_rows_are_uniform_and_independent_of_seeds() -> None:
     numbers = np.arange(100_000)
     first, second = uniform(numbers, 0), uniform(numbers, 1)
     assert 0 <= first.min() < first.max() < 1
-    for found in (first, second, first[1:] - first[:-1] + 1):
-        if found is not second and len(found) < 100_000:
-            continue
+    for found in (first, second):
         counts = np.histogram(found, 20, (0, 1))[0]
         assert ((counts - 5000) ** 2 / 5000).sum() < 43.8  # a thousandth of chance, 19 degrees of freedom
     assert abs(np.corrcoef(first, second)[0, 1]) < 4 / np.sqrt(100_000)
@@ -86,11 +86,12 @@ def test_no_network_trains_on_rows_that_it_is_judged_by(monkeypatch: pytest.Monk
 def test_it_learns_as_in_memory() -> None:
     stream, new = Rows(), Rows(5000).all
     test = Block(new.X[3000:], new.y[3000:], new.numbers[3000:])
+    settings = SMALL | {"steps": 300, "noise": "heteroscedastic"}
     models = [
-        MPGELURegressor(steps=400, **SMALL).fit_stream(stream),
-        MPGELURegressor(steps=400, **SMALL).fit(stream.all.X, stream.all.y),
+        MPGELURegressor(**settings).fit_stream(stream),
+        MPGELURegressor(**settings).fit(stream.all.X, stream.all.y),
     ]
-    scores = [m.predict_distribution(test.X).log_prob(mp.estimators.streamed.torch.as_tensor(test.y)) for m in models]
+    scores = [m.predict_distribution(test.X).log_prob(torch.as_tensor(test.y)) for m in models]
     difference = (scores[0] - scores[1]).numpy()
     assert abs(difference.mean()) < scores[1].numpy().std() / np.sqrt(len(difference))
     assert abs(models[0].score_ - float(scores[0].mean())) < 0.1
