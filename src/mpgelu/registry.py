@@ -1,4 +1,8 @@
-"""Registries that give types a name in files: layers, likelihoods, moments. Users register theirs in the same way."""
+"""Registries that map types to the names under which files store them.
+
+Layers, likelihoods and types of moments each have a registry. User code registers its own types in the same way as
+this package does.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,25 @@ Settings = Callable[[Any], Mapping[str, Any]]
 
 
 class Registry(Generic[T]):
-    """Types with a name each, and the arguments that build an equal value again.
+    """A mapping between types, their names in files, and the constructor arguments that rebuild an equal value.
 
-    A description is what JSON can hold: ``{"kind": name, **arguments}``. Nothing but registered types is ever built
-    from one, so a file cannot name code to run.
+    A value is described by a dictionary that JSON can represent: ``{"kind": name, **arguments}``. Only registered
+    types are ever constructed from such a description, so a file cannot name code to execute.
 
     Args:
-        what: The word for such a value in errors, for example ``"layer"``.
+        what: Singular noun for the registered values, used in error messages, for example ``"layer"``.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> shapes = Registry("shape")
+        >>> @shapes.register("radius")
+        ... @dataclass
+        ... class Circle:
+        ...     radius: float
+        >>> shapes.describe(Circle(2.0))
+        {'kind': 'Circle', 'radius': 2.0}
+        >>> shapes.build({"kind": "Circle", "radius": 2.0})
+        Circle(radius=2.0)
     """
 
     def __init__(self, what: str) -> None:
@@ -27,11 +43,16 @@ class Registry(Generic[T]):
         self._named: dict[type, tuple[str, Settings]] = {}
 
     def register(self, *settings: str, read: Settings | None = None) -> Callable[[type], Any]:
-        """Decorate a class, or call on one: ``registry.register("in_features")(Layer)``.
+        """Return a decorator that registers a class under its own name.
+
+        It may also be called on an existing class: ``registry.register("in_features")(Layer)``.
 
         Args:
-            *settings: Names of constructor arguments that are attributes of the same name.
-            read: A function from a value to its constructor arguments, for values whose attributes differ from them.
+            *settings: Names of the constructor arguments that are attributes of the same name.
+            read: A function from a value to its constructor arguments, for classes whose attributes have other names.
+
+        Raises:
+            InputError: A class of the same name is registered already.
         """
 
         def add(cls: type) -> type:
@@ -44,7 +65,7 @@ class Registry(Generic[T]):
         return add
 
     def name(self, cls: type) -> str:
-        """The name of a registered type.
+        """Return the name of a registered type.
 
         Raises:
             InputError: The type is not registered.
@@ -56,14 +77,18 @@ class Registry(Generic[T]):
         return self._named[cls][0]
 
     def describe(self, value: T) -> dict[str, Any]:
-        """The name and the constructor arguments of a value, for :meth:`build`."""
+        """Return the name and the constructor arguments of a value, as :meth:`build` takes them.
+
+        Raises:
+            InputError: The type of the value is not registered.
+        """
         return {"kind": self.name(type(value)), **self._named[type(value)][1](value)}
 
     def type_of(self, name: object) -> Callable[..., T]:
-        """The type of a name.
+        """Return the type that is registered under a name.
 
         Raises:
-            DataError: There is none.
+            DataError: No type is registered under this name.
         """
         if not isinstance(name, str) or name not in self._types:
             hint = closest(name, self._types) if isinstance(name, str) else ""
@@ -73,10 +98,13 @@ class Registry(Generic[T]):
         return self._types[name]
 
     def build(self, description: Mapping[str, Any]) -> T:
-        """The value that :meth:`describe` described.
+        """Construct the value that :meth:`describe` has described.
+
+        Args:
+            description: A mapping with the key ``"kind"`` and the constructor arguments.
 
         Raises:
-            DataError: The kind is unknown or its arguments are not those of the type.
+            DataError: The kind is not registered, or the arguments are not accepted by its constructor.
         """
         if not isinstance(description, Mapping):
             raise DataError(f"the description of a {self.what} must be fields, got {str(description)[:60]!r}")
@@ -88,9 +116,9 @@ class Registry(Generic[T]):
             raise DataError(f"cannot build the {self.what} {description['kind']}: {error}") from error
 
     def __contains__(self, cls: object) -> bool:
-        """Whether a type is registered."""
+        """Return whether a type is registered."""
         return cls in self._named
 
     def __iter__(self) -> Iterator[str]:
-        """The registered names."""
+        """Iterate over the registered names."""
         return iter(self._types)

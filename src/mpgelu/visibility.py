@@ -1,4 +1,8 @@
-"""Whether code may depend on the values of tensors, decided here for the whole package."""
+"""The one place that decides whether code may depend on the values of tensors.
+
+Data checks, row-by-row iterations and compiled kernels read values, which is impossible while a graph is recorded or
+a function is transformed. Every such piece of code asks :func:`values_are_visible` and has a form without it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,20 @@ from torch.nn import Parameter
 
 
 def values_are_visible(*tensors: Tensor) -> bool:
-    """Whether code may depend on values: nothing is traced, nor transformed by torch.func or forward mode."""
+    """Return whether the values of some tensors may be read by Python code or by a kernel.
+
+    They may not be read while ``torch.compile`` or ``torch.export`` records a graph, inside the transforms of
+    ``torch.func`` (``vmap``, ``grad``, ``jvp``), in forward-mode differentiation, or for subclasses of ``Tensor``,
+    such as fake and functional tensors, that hold no values of their own.
+
+    Args:
+        *tensors: The tensors whose values would be read; with none, only the surrounding transforms are checked.
+
+    Example:
+        >>> values_are_visible(torch.ones(2))
+        True
+        >>> bool(torch.func.vmap(lambda x: x * values_are_visible(x))(torch.ones(2)).any())
+        False
+    """
     transformed = forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
     return not (torch.compiler.is_compiling() or transformed) and all(type(x) in (Tensor, Parameter) for x in tensors)

@@ -16,8 +16,9 @@ import mpgelu as mp
 from command_line import Command
 from houses import QUICK, houses
 from mpgelu import DiagonalMoments, GaussianMixture, InputError, MPGELURegressor, Predictive
-from mpgelu.estimators import distillation
-from mpgelu.estimators.distillation import Lesson, loss_of, made_rows, spread_values
+from mpgelu.estimators import distillation, pupil
+from mpgelu.estimators.lesson import Batch, Lesson, made_rows, spread_values
+from mpgelu.estimators.recipe.networks import single_precision
 from mpgelu.estimators.scales import robust_scale
 from mpgelu.inspect import verify
 
@@ -210,20 +211,38 @@ def test_models_of_tables(mpgelu: Command, tmp_path: Path, monkeypatch: pytest.M
 # Its parts
 
 
-def test_the_loss_is_that_of_the_likelihood() -> None:
-    likelihood, rows = GaussianMixture(3), 5
-    outputs = DiagonalMoments(torch.randn(rows, 10), torch.zeros(rows, 10))
-    outputs.variance[:, 0] = torch.rand(rows) + 0.1
-    values = torch.randn(distillation._SETS, rows, 4)
-    p = likelihood.predictive(outputs)
-    lesson = Lesson(torch.zeros(rows, 1), values, p.mean, p.epistemic_variance, p.variance, rows)
-    location = outputs.mean[:, :1], outputs.variance[:, :1]
-    found = loss_of(*location, outputs.mean[:, 1:], lesson, torch.arange(rows), 1)
-    torch.testing.assert_close(found, -p[:, None].log_prob(values[1]).mean())
-    worse = Lesson(torch.zeros(rows, 1), values, p.mean + 1, 2 * p.epistemic_variance, p.variance, rows)
-    more = loss_of(*location, outputs.mean[:, 1:], worse, torch.arange(rows), 1) - found
-    wanted = 0.1 * math.log(2) ** 2 + distillation._MEAN_WEIGHT * (1 / p.variance).mean()
-    torch.testing.assert_close(more, wanted)
+def test_the_loss_and_its_gradient_are_those_of_the_likelihood() -> None:
+    rows, likelihood = 5, GaussianMixture(3)
+    torch.manual_seed(0)
+    network = pupil.compact_network(4, (7, 6), likelihood).double()
+    z, values, mean, log_epistemic = (torch.randn(*size, rows).double() for size in ((4,), (4,), (), ()))
+    batch = Batch(z.T, values, mean, log_epistemic, torch.rand(rows).double() + 0.2)
+    p = likelihood.predictive(network(mp.FactoredMoments.certain(batch.z)))
+    wanted = (
+        -p[:, None].log_prob(values.T).mean()
+        + pupil._MEAN_WEIGHT * ((p.mean - mean).square() / batch.variance).mean()
+        + pupil._EPISTEMIC_WEIGHT * (p.epistemic_variance.log() - log_epistemic).square().mean()
+    )
+    gradients = torch.autograd.grad(wanted, list(network.parameters()))
+    vectors, layers, found = pupil._flat(network)
+    torch.testing.assert_close(pupil.learn(layers, found, batch), wanted.detach())
+    held = [*found[:4], *(part for pair in found.hidden for part in pair), *found[5:]]
+    for ours, theirs in zip(held, gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    norms = [vector.grad.norm() for vector in vectors.values() if vector.grad is not None]
+    torch.testing.assert_close(torch.stack(norms).norm(), torch.cat([g.flatten() for g in gradients]).norm())
+
+
+def test_a_step_that_is_not_finite_is_left_out() -> None:
+    likelihood, rows = GaussianMixture(2), 30
+    z, nothing = torch.randn(rows, 2), torch.zeros(rows)
+    lesson = Lesson(z, torch.full((8, rows, 4), math.nan), nothing, nothing, nothing + 1, rows)
+    with single_precision(0):
+        network = pupil.compact_network(2, (5,), likelihood)
+        before = [p.detach().clone() for p in network.parameters()]
+        pupil.train(network, lesson, 3, 0, False)
+    for now, then in zip(network.parameters(), before, strict=True):
+        torch.testing.assert_close(now.detach(), then)
 
 
 def test_values_stand_for_the_distribution() -> None:
@@ -233,7 +252,7 @@ def test_values_stand_for_the_distribution() -> None:
     one = Predictive.mixture(
         [Predictive.gaussian(m.expand(rows), v * 0, v) for m, v in zip(means, variances, strict=True)], weights
     )
-    values = spread_values(one, 8, torch.Generator().manual_seed(0))
+    (values,) = spread_values(one, 8, torch.Generator().manual_seed(0))
     averages = values.mean(1)
     assert values.mean() == pytest.approx(one.mean[0].item(), abs=5 * averages.std().item() / math.sqrt(rows))
     assert (values <= 0.5).double().mean() == pytest.approx(one.cdf(0.5)[0].item(), abs=0.005)

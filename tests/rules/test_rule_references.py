@@ -103,7 +103,8 @@ RATIOS = [-40, -20, -12, -8, -5, -3, -1, -0.1, 0, 0.1, 1, 3, 5, 8, 12, 20, 40]
 @pytest.mark.parametrize("variance", [1e-6, 1.0, 1e6])
 def test_mpgelu_marginals_match_their_mixture(variance: float) -> None:
     a, s = np.array(RATIOS, dtype=float), math.sqrt(variance)
-    out = mpgelu(DiagonalMoments(*double(a * s, np.full_like(a, variance))))
+    mean, spread = double(a * s, np.full_like(a, variance))
+    out = mpgelu(DiagonalMoments(mean, spread))
     keep, drop = ndtr(a), ndtr(-a)
     np.testing.assert_allclose(out.mean, keep * a * s, rtol=1e-9, atol=1e-300)
     np.testing.assert_allclose(out.variance, keep * variance + keep * drop * (a * s) ** 2, rtol=1e-9, atol=1e-300)

@@ -16,6 +16,8 @@ from mpgelu.errors import MissingRuleError
 from mpgelu.estimators.recipe.folds import Folds
 from mpgelu.layers import layers
 from mpgelu.likelihoods import MeanAndLogVariance
+from mpgelu.native.perceptron import can_take
+from mpgelu.native.process import process_mean
 from mpgelu.networks.batched import batched
 
 _JITTER = 1e-6  # least variance of the noise
@@ -78,10 +80,18 @@ def _unbound(state: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
 
 
 def _outputs(limited: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-    x = _standardised(limited.double(), state)
-    mean = _kernel(state["kernel"], x, state["points"]) @ state["weight"]
+    mean = _mean(limited.double(), state)
     noise = torch.log(_noise_variance(state["kernel"]))
     return MeanAndLogVariance(mean, noise.expand(mean.shape)).joined().to(limited.dtype)
+
+
+def _mean(limited: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    """Posterior mean ``(*batch,)``, by the compiled kernel where it can be used."""
+    held = [state[name] for name in ("weight", "points", "center", "scale", "limit", "kernel")]
+    fixed = not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in (limited, *held))
+    if fixed and limited.dim() == 2 and can_take(limited, *held, dtype=torch.float64):
+        return process_mean(limited, *held)
+    return _kernel(state["kernel"], _standardised(limited, state), state["points"]) @ state["weight"]
 
 
 def _standardised(limited: Tensor, state: Mapping[str, Tensor]) -> Tensor:

@@ -167,8 +167,8 @@ class MPGELURegressor(Streaming, Distilling, RegressorMixin, BaseEstimator):  # 
             torch.as_tensor((target - target_mean) / target_scale, dtype=torch.float32),
             torch.as_tensor(weights / weights.mean(), dtype=torch.float32),
         )
-        folder, threads = None if self.checkpoint is None else Path(self.checkpoint), job_count(self.n_jobs)
-        trained = train(rows, settings, start=previous, checkpoint=folder, progress=bool(self.verbose), threads=threads)
+        folder, show = None if self.checkpoint is None else Path(self.checkpoint), bool(self.verbose)
+        trained = train(rows, settings, start=previous, checkpoint=folder, progress=show, n_jobs=self.n_jobs)
         self._trained, self._fitted_with = trained, (settings, features.shape)
         self._keep(trained, scaling, target_mean, target_scale, features)
         return self

@@ -18,7 +18,7 @@ from torch import nn
 
 from mpgelu.errors import InputError
 from mpgelu.estimators import Ensemble, MPGELURegressor, conformal
-from mpgelu.likelihoods import Gaussian, GaussianMixture, HeteroscedasticGaussian, Likelihood
+from mpgelu.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
 from mpgelu.networks import Parts, parts_of
 from mpgelu.storage.files import write_atomically
@@ -30,7 +30,6 @@ Array = NDArray[np.float64]
 _ROUNDING = 1e-7  # of a standardised feature
 _FOLDED = 1e6  # larger scales of features are not left to weights, lest squares overflow
 _FARTHEST = 1e15  # scales from the centre, whose square float32 holds
-_SMALLEST = 1e-36  # variance that is none, close to the smallest normal float32
 _NODES = 32  # components of each network's mixture over the noise, as in the library
 
 
@@ -110,15 +109,14 @@ def export_onnx(
 
 def _results(features: Any, parts: Parts, levels: Sequence[float]) -> dict[str, Any]:
     """Every output of the graph by its name, with its shape."""
-    from mpgelu.export import traced
-    from mpgelu.export.compact import is_compact
+    from mpgelu.export import compact, traced
     from mpgelu.export.distribution import distribution
 
-    mixed = isinstance(parts.likelihood, GaussianMixture) and len(parts.networks) == 1
     offset = parts.target_mean if len(parts.networks) == 1 and not levels else 0.0  # where no digits are lost by it
     form = _form(parts, offset)
-    if mixed and is_compact(parts.networks[0]):
-        summary, rest = _of_compact(features, parts, levels), 0.0
+    if compact.is_compact(parts):
+        x = _centred(features, parts) * (1 / parts.scaling.scale.numpy())
+        summary, rest = compact.distribution(x, parts, levels), 0.0
     elif form is None:
         summary, rest = traced.whole(features, parts, levels), 0.0
     else:
@@ -166,26 +164,6 @@ def _form(parts: Parts, offset: float) -> _Form | None:
         return None
     scale, shift = map(np.array, HeteroscedasticGaussian.in_unit(parts.target_scale, offset))
     return _Form(scale, shift, None, by_member=not own)
-
-
-def _of_compact(features: Any, parts: Parts, levels: Sequence[float]) -> Any:
-    """The distribution of one network with a mixture of Gaussians as outputs, as distillation makes it."""
-    from mpgelu.export import compact
-    from mpgelu.export.distribution import Distribution, quantiles_by_row
-
-    assert isinstance(parts.likelihood, GaussianMixture)
-    x = _centred(features, parts) * (1 / parts.scaling.scale.numpy())
-    z = _limited(x, float(parts.scaling.limit)) if parts.scaling.limit < _FARTHEST else x
-    extra, network, count = _extrapolation(x, parts), parts.networks[0], parts.likelihood.components
-    assert isinstance(network, nn.Sequential)
-    extra = None if extra is None else extra.reshape(-1, 1)
-    found = compact.components(z, network, count, parts.target_scale, extra)
-    stddev, quantiles = (found.epistemic + found.aleatoric).sqrt().reshape(-1), None
-    if levels:
-        stddevs = found.variances.op("Max", _SMALLEST).sqrt()
-        quantiles = quantiles_by_row(found.centers, stddevs, found.weights, count, stddev, levels)
-    mean = found.mean.reshape(-1) + parts.target_mean
-    return Distribution(mean, stddev, found.epistemic.sqrt().reshape(-1), found.aleatoric.sqrt().reshape(-1), quantiles)
 
 
 def _check_likelihood(

@@ -1,4 +1,8 @@
-"""Layers: modules that own parameters and call one rule each."""
+"""Layers: modules that own parameters and call one rule each.
+
+A layer accepts a plain tensor, for which it is the ordinary deterministic layer, or moments of any type, for which it
+propagates mean and covariance. Names and arguments follow ``torch.nn``.
+"""
 
 from mpgelu.layers.beside import Beside
 from mpgelu.layers.dropout import Dropout

@@ -1,4 +1,4 @@
-"""Networks side by side."""
+"""Several branches applied to the same input."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from mpgelu.rules import concatenate, fork
 
 @layers.register()
 class Beside(nn.Sequential):
-    """Branches that take the same input and whose outputs are joined, one after the other.
+    """Apply branches to the same input and concatenate their outputs.
 
-    The joint covariance is exact for factored moments: what the branches share is recognised by its sources; see
-    :func:`mpgelu.rules.fork`. The arguments are the branches, modules from one value to one value.
+    The joint covariance is exact for factored moments, because the sources that branches share are recognised; see
+    :func:`mpgelu.rules.fork`. The positional arguments are the branches, modules from one value to one value.
 
     Example:
         >>> import torch, mpgelu
@@ -25,6 +25,6 @@ class Beside(nn.Sequential):
     """
 
     def forward(self, input: Any) -> Any:
-        """Apply every branch to a tensor or to moments."""
+        """Return the concatenated outputs of all branches for a tensor or moments."""
         shared = fork(input)
         return concatenate(*(branch(shared) for branch in self))

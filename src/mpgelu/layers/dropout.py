@@ -14,15 +14,25 @@ from mpgelu.rules import dropout
 
 @layers.register("rescale")  # the rate is a buffer, which belongs to the arrays
 class Dropout(nn.Module):
-    """Independent Bernoulli mask; see :func:`mpgelu.rules.dropout`.
+    """Multiply every unit by an independent Bernoulli variable; see :func:`mpgelu.rules.dropout`.
 
-    The randomness is part of the model: training and evaluation mode give the same moments.
+    The randomness is part of the model: training and evaluation mode give the same moments, and both are exact. A
+    plain tensor is multiplied by the mean of the mask, which is one if the mask is rescaled.
 
     Args:
         rate: Probability of dropping a unit, in [0, 1).
-        rescale: Divide what is kept by ``1 - rate``, as ``torch.nn.Dropout`` does; ``False`` is the paper's dropout.
-        device: Where the rate lives.
+        rescale: Divide the kept units by ``1 - rate``, as ``torch.nn.Dropout`` does; ``False`` is the dropout of the
+            paper.
+        device: Device of the rate, which is a buffer.
         dtype: Data type of the rate.
+
+    Raises:
+        InputError: The rate is outside [0, 1).
+
+    Example:
+        >>> import torch, mpgelu
+        >>> Dropout(0.5)(mpgelu.DiagonalMoments.certain(torch.ones(2))).variance
+        tensor([1., 1.])
     """
 
     rate: Tensor  # a buffer, so that models with different rates can be stacked and trained as one
@@ -46,7 +56,7 @@ class Dropout(nn.Module):
         return dropout(input, self.rate, self.rescale)
 
     def extra_repr(self) -> str:
-        """Settings shown by ``print(network)``."""
+        """Return the settings that ``print(network)`` shows."""
         if self.rate.dim() > 0:
             return "rates of many models"
         rate = "?" if self.rate.is_meta else f"{self.rate.item():g}"  # a tensor without numbers has none to show

@@ -1,4 +1,4 @@
-"""Layers of elementwise functions."""
+"""Layers of elementwise functions, with the names of ``torch.nn``."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from mpgelu.rules.relu import check_covariance
 
 
 class Elementwise(nn.Module):
-    """An elementwise function of Gaussian units; see :func:`mpgelu.rules.elementwise`.
+    """Apply an elementwise function to Gaussian units; see :func:`mpgelu.rules.elementwise`.
+
+    Means and variances are exact to the accuracy of the quadrature for Gaussian inputs; covariances are approximated
+    by the best linear fit.
 
     Args:
-        activation: The function.
+        activation: The function, a subclass of :class:`mpgelu.rules.elementwise.Activation`.
     """
 
     def __init__(self, activation: Activation) -> None:
@@ -29,13 +32,13 @@ class Elementwise(nn.Module):
         return elementwise(input, self.activation)
 
     def extra_repr(self) -> str:
-        """Settings shown by ``print(network)``."""
+        """Return the settings that ``print(network)`` shows."""
         return ", ".join(f"{name}={value!r}" for name, value in vars(self.activation).items())
 
 
 @layers.register()
 class GELU(Elementwise):
-    """``torch.nn.GELU`` that also takes moments: mean in closed form, variance by quadrature."""
+    """``torch.nn.GELU`` that also accepts moments: the mean is a closed form, the variance is computed by quadrature."""
 
     def __init__(self) -> None:
         super().__init__(activations.GELU())
@@ -43,7 +46,7 @@ class GELU(Elementwise):
 
 @layers.register()
 class SiLU(Elementwise):
-    """``torch.nn.SiLU`` that also takes moments, by quadrature."""
+    """``torch.nn.SiLU`` that also accepts moments, by quadrature."""
 
     def __init__(self) -> None:
         super().__init__(activations.SiLU())
@@ -51,7 +54,7 @@ class SiLU(Elementwise):
 
 @layers.register()
 class Tanh(Elementwise):
-    """``torch.nn.Tanh`` that also takes moments, by quadrature."""
+    """``torch.nn.Tanh`` that also accepts moments, by quadrature."""
 
     def __init__(self) -> None:
         super().__init__(activations.Tanh())
@@ -59,7 +62,7 @@ class Tanh(Elementwise):
 
 @layers.register()
 class Sigmoid(Elementwise):
-    """``torch.nn.Sigmoid`` that also takes moments, by quadrature."""
+    """``torch.nn.Sigmoid`` that also accepts moments, by quadrature."""
 
     def __init__(self) -> None:
         super().__init__(activations.Sigmoid())
@@ -67,11 +70,11 @@ class Sigmoid(Elementwise):
 
 @layers.register(read=lambda layer: vars(layer.activation))
 class Softplus(Elementwise):
-    """``torch.nn.Softplus`` that also takes moments, by quadrature.
+    """``torch.nn.Softplus`` that also accepts moments, by quadrature.
 
     Args:
-        beta: Sharpness.
-        threshold: Value of ``beta x`` above which the function is its argument.
+        beta: Sharpness of the bend.
+        threshold: Value of ``beta x`` above which the function is replaced by its argument.
     """
 
     def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None:
@@ -80,11 +83,15 @@ class Softplus(Elementwise):
 
 @layers.register("negative_slope", "covariance")
 class LeakyReLU(nn.Module):
-    """``torch.nn.LeakyReLU`` that also takes moments; see :func:`mpgelu.rules.leaky_relu`.
+    """``torch.nn.LeakyReLU`` that also accepts moments; see :func:`mpgelu.rules.leaky_relu`.
 
     Args:
         negative_slope: Slope below zero; 0 is ReLU.
-        covariance: ``"exact"``, or ``"gain"`` for the approximation under which factored moments stay factored.
+        covariance: ``"exact"``, or ``"gain"`` for the first-order approximation in which factored moments stay
+            factored.
+
+    Raises:
+        InputError: ``covariance`` is neither of the two.
     """
 
     def __init__(self, negative_slope: float = 0.01, covariance: Covariance = "exact") -> None:
@@ -98,5 +105,5 @@ class LeakyReLU(nn.Module):
         return leaky_relu(input, self.negative_slope, self.covariance)
 
     def extra_repr(self) -> str:
-        """Settings shown by ``print(network)``."""
+        """Return the settings that ``print(network)`` shows."""
         return f"negative_slope={self.negative_slope:g}, covariance={self.covariance!r}"

@@ -18,15 +18,20 @@ from mpgelu.rules import gaussian_linear
 class GaussianLinear(nn.Linear):
     """Linear layer whose weights and biases are independent Gaussians; see :func:`mpgelu.rules.gaussian_linear`.
 
-    The means start as those of ``torch.nn.Linear``. Variances are held by their logarithm.
+    The means are initialised as in ``torch.nn.Linear``. Variances are parametrised by their logarithms. Training
+    maximises the evidence lower bound if :meth:`kl` divided by the number of rows is given as ``penalty`` to
+    :func:`mpgelu.fit`.
 
     Args:
-        in_features: Size of the input.
-        out_features: Size of the output.
+        in_features: Number of input features.
+        out_features: Number of output features.
         bias: Whether to add a bias.
-        initial_variance: Starting variance of every weight and bias.
-        device: Where the parameters live.
+        initial_variance: Initial variance of every weight and bias.
+        device: Device of the parameters.
         dtype: Data type of the parameters.
+
+    Raises:
+        InputError: ``initial_variance`` is not positive.
     """
 
     def __init__(
@@ -52,20 +57,23 @@ class GaussianLinear(nn.Linear):
 
     @property
     def bias_variance(self) -> Tensor | None:
-        """Variance of every bias, ``(out_features,)``."""
+        """Variance of every bias, ``(out_features,)``; ``None`` without bias."""
         return None if self.log_bias_variance is None else self.log_bias_variance.exp()
 
     def forward(self, input: Any) -> Any:
-        """Apply the layer to a tensor (with the mean weights) or to moments."""
+        """Apply the layer to a tensor, with the mean weights, or to moments."""
         return gaussian_linear(input, self.weight, self.weight_variance, self.bias, self.bias_variance)
 
     def kl(self, prior_variance: float | Tensor = 1.0) -> Tensor:
-        r"""Kullback-Leibler divergence of the weights and biases from independent :math:`N(0, \sigma_0^2)`.
+        r"""Return the Kullback-Leibler divergence of weights and biases from independent :math:`N(0, \sigma_0^2)`.
 
         .. math:: \tfrac12 \sum \Big( \frac{v + m^2}{\sigma_0^2} - 1 - \log\frac{v}{\sigma_0^2} \Big)
 
         Args:
-            prior_variance: :math:`\sigma_0^2`, one number for the layer.
+            prior_variance: Prior variance :math:`\sigma_0^2`, one number for the layer.
+
+        Returns:
+            A scalar tensor, through which gradients flow to means and variances.
         """
         total = _kl(self.weight, self.log_weight_variance, prior_variance)
         if self.log_bias_variance is not None:
@@ -74,5 +82,6 @@ class GaussianLinear(nn.Linear):
 
 
 def _kl(mean: Tensor, log_variance: Tensor, prior_variance: float | Tensor) -> Tensor:
+    """Return the divergence of one tensor of Gaussian parameters."""
     prior = torch.as_tensor(prior_variance, dtype=mean.dtype, device=mean.device)
     return 0.5 * ((log_variance.exp() + mean.square()) / prior - 1 - log_variance + prior.log()).sum()

@@ -11,15 +11,16 @@ from mpgelu.rules import linear
 
 
 def sizes(layer: nn.Linear) -> dict[str, int | bool]:
-    """Arguments of a linear layer, for its description."""
+    """Return the constructor arguments of a linear layer, for its description in files."""
     return {"in_features": layer.in_features, "out_features": layer.out_features, "bias": layer.bias is not None}
 
 
 @layers.register(read=sizes)
 class Linear(nn.Linear):
-    """``torch.nn.Linear`` that also takes moments; see :func:`mpgelu.rules.linear`.
+    """``torch.nn.Linear`` that also accepts moments; see :func:`mpgelu.rules.linear`.
 
-    Its arguments are those of torch: ``in_features``, ``out_features``, ``bias``, ``device``, ``dtype``.
+    The arguments are those of torch: ``in_features``, ``out_features``, ``bias``, ``device``, ``dtype``. Exact for
+    full and factored moments; diagonal moments drop the correlations of the outputs.
     """
 
     def forward(self, input: Any) -> Any:

@@ -12,8 +12,12 @@ from mpgelu.rules import mpgelu
 
 @layers.register()
 class MPGELU(nn.Module):
-    """Mask with the probability that each unit is positive; see :func:`mpgelu.rules.mpgelu`. It has no parameters."""
+    """Keep each unit with the probability that it is positive; see :func:`mpgelu.rules.mpgelu`.
+
+    The layer has no parameters. Its moments are exact for every type of moments and any distribution of the input with
+    these moments.
+    """
 
     def forward(self, input: Any) -> Any:
-        """Apply the layer to a tensor (as ReLU) or to moments."""
+        """Apply the layer to moments, or ReLU to a tensor."""
         return mpgelu(input)

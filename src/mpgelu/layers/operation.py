@@ -1,4 +1,4 @@
-"""Any rule as a layer."""
+"""A rule as a layer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from torch import nn
 
 
 class Operation(nn.Module):
-    """A rule without parameters of its own; gives it a name in a network, and in the audit of one.
+    """A rule without parameters, as a module that has a name in a network and in its audit by :func:`mpgelu.verify`.
 
     Args:
-        rule: Called with what the layer is given, one or more values.
-        **settings: Its further arguments.
+        rule: Called with the inputs of the layer, one or more values.
+        **settings: Further keyword arguments of the rule.
+
+    Example:
+        >>> import torch, mpgelu
+        >>> Operation(mpgelu.rules.scale, gain=2.0)(torch.ones(2))
+        tensor([2., 2.])
     """
 
     def __init__(self, rule: Callable[..., Any], **settings: Any) -> None:
@@ -26,5 +31,5 @@ class Operation(nn.Module):
         return self.rule(*inputs, **self.settings)
 
     def extra_repr(self) -> str:
-        """Rule and settings shown by ``print(network)``."""
+        """Return the rule and the settings that ``print(network)`` shows."""
         return ", ".join([self.rule.__name__, *(f"{name}={value!r}" for name, value in self.settings.items())])

@@ -13,28 +13,32 @@ from mpgelu.rules import periodic
 
 
 def _sizes(layer: Periodic) -> dict[str, int]:
-    """Arguments of the layer, for its description; sigma matters at the start only."""
+    """Return the constructor arguments of the layer, for its description; sigma affects the initial values only."""
     return dict(zip(("in_features", "frequencies", "outputs"), layer.weight.shape, strict=True))
 
 
 @layers.register(read=_sizes)
 class Periodic(nn.Module):
-    """Each feature followed by learned combinations of its cosines; see :func:`mpgelu.rules.periodic`.
+    """Append to each feature learned linear combinations of its cosines; see :func:`mpgelu.rules.periodic`.
 
-    Frequencies start as independent Gaussians, phases uniform over a cycle, and weights as those of
-    ``torch.nn.Linear``. There is no bias: the linear layer that follows has one.
+    Frequencies are initialised as independent Gaussians, phases uniformly over a cycle, and weights as in
+    ``torch.nn.Linear``. There is no bias, because the linear layer that follows has one. Moments are exact for
+    Gaussian features.
 
     Args:
         in_features: Number n of features.
-        frequencies: Cosines of each feature.
-        sigma: Standard deviation of the first frequencies, in cycles per unit of the feature. Larger values resolve
+        frequencies: Number of cosines of each feature.
+        sigma: Standard deviation of the initial frequencies, in cycles per unit of the feature. Larger values resolve
             finer structure and overfit sooner.
-        outputs: Combinations of the cosines of each feature.
-        device: Where the parameters live.
+        outputs: Number of linear combinations of the cosines of each feature.
+        device: Device of the parameters.
         dtype: Data type of the parameters.
 
     Attributes:
         out_features: Number of features after the layer, ``in_features * (1 + outputs)``.
+
+    Raises:
+        InputError: A size is smaller than one, or sigma is negative or not finite.
 
     Example:
         >>> layer = Periodic(4, outputs=3)
@@ -69,7 +73,7 @@ class Periodic(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew."""
+        """Draw all parameters from their initial distributions again."""
         bound = self.frequency.shape[1] ** -0.5
         nn.init.normal_(self.frequency, std=self.sigma)
         nn.init.uniform_(self.phase)
@@ -80,6 +84,6 @@ class Periodic(nn.Module):
         return periodic(input, self.frequency, self.phase, self.weight)
 
     def extra_repr(self) -> str:
-        """Settings shown by ``print(network)``."""
+        """Return the settings that ``print(network)`` shows."""
         _, frequencies, outputs = self.weight.shape[-3:]
         return f"in_features={self.in_features}, frequencies={frequencies}, sigma={self.sigma:g}, outputs={outputs}"

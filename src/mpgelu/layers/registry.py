@@ -1,4 +1,4 @@
-"""The layers that a saved network may consist of."""
+"""The registry of layers that a saved network may contain; register your own with ``@layers.register(...)``."""
 
 from __future__ import annotations
 

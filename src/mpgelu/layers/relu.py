@@ -15,8 +15,13 @@ from mpgelu.rules.relu import Covariance, check_covariance
 class ReLU(nn.Module):
     """Rectifier of a Gaussian vector; see :func:`mpgelu.rules.relu`.
 
+    Means and variances are exact for Gaussian inputs.
+
     Args:
-        covariance: ``"exact"`` or ``"dvi"`` (the approximation of the paper's baseline).
+        covariance: ``"exact"`` to quadrature error, or ``"dvi"`` for the approximation of the paper's baseline.
+
+    Raises:
+        InputError: ``covariance`` is neither of the two.
     """
 
     def __init__(self, covariance: Covariance = "exact") -> None:
@@ -29,5 +34,5 @@ class ReLU(nn.Module):
         return relu(input, self.covariance)
 
     def extra_repr(self) -> str:
-        """Settings shown by ``print(network)``."""
+        """Return the settings that ``print(network)`` shows."""
         return f"covariance={self.covariance!r}"

@@ -1,4 +1,4 @@
-"""Scaling of features: learned, or by robust statistics with a smooth limit."""
+"""Scaling of features, by learned factors or by robust statistics with a smooth limit."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mpgelu.rules.activations import SmoothLimit
 
 @layers.register("in_features")
 class Scale(nn.Module):
-    """A learned factor for each feature, one at the start; see :func:`mpgelu.rules.scale`.
+    """Multiply each feature by a learned factor, initially one; see :func:`mpgelu.rules.scale`.
 
     Args:
         in_features: Number of features.
-        device: Where the factors live.
+        device: Device of the factors.
         dtype: Data type of the factors.
     """
 
@@ -35,22 +35,25 @@ class Scale(nn.Module):
         return scale(input, self.weight)
 
     def extra_repr(self) -> str:
-        """Settings shown by ``print(network)``."""
+        """Return the settings that ``print(network)`` shows."""
         return f"in_features={self.in_features}"
 
 
 class RobustScale(nn.Module):
-    r"""Known centre and scale of each feature, then a smooth limit that far values approach.
+    r"""Standardise each feature by a known centre and scale, and limit it smoothly.
 
     .. math:: z = (x - c) / s, \qquad z / \sqrt{1 + (z / \ell)^2}
 
-    A tensor or certain moments are scaled exactly. Uncertain features are taken as Gaussian, with the errors of
-    :func:`mpgelu.rules.elementwise`. Centre and scale are buffers: training leaves them as they are.
+    A tensor or certain moments are transformed exactly. Uncertain features are taken as Gaussian, with the errors of
+    :func:`mpgelu.rules.elementwise`. Centre and scale are buffers, which training does not change.
 
     Args:
-        center: c, ``(n,)``.
-        scale: S > 0, ``(n,)``.
-        limit: Limit of :math:`|z|`.
+        center: Centres c, ``(n,)``.
+        scale: Positive scales s, ``(n,)``.
+        limit: Limit :math:`\ell` of the absolute value of the result.
+
+    Raises:
+        InputError: Shapes differ, a value is not finite, or a scale or the limit is not positive.
     """
 
     center: Tensor
@@ -74,13 +77,12 @@ class RobustScale(nn.Module):
 
     @classmethod
     def of(cls, x: Tensor, limit: float = 3.0) -> Self:
-        """The median and interquartile range of rows ``(rows, n)``.
+        """Return the layer with the median and the interquartile range of some rows.
 
-        Where half of the values of a feature are equal, half of its range takes the place of the interquartile
-        range, and where all are, one.
+        If the interquartile range of a feature is zero, half of its range is used instead; if that is zero too, one.
 
         Args:
-            x: Rows.
+            x: Rows, ``(rows, n)``.
             limit: Limit of the scaled features.
         """
         low, center, high = torch.quantile(x, torch.tensor([0.25, 0.5, 0.75], dtype=x.dtype, device=x.device), dim=0)
@@ -92,5 +94,5 @@ class RobustScale(nn.Module):
         return elementwise(scale(add(input, -self.center), 1 / self.scale), self.limit)
 
     def extra_repr(self) -> str:
-        """Settings shown by ``print(network)``."""
+        """Return the settings that ``print(network)`` shows."""
         return f"in_features={self.in_features}, limit={self.limit.limit:g}"

@@ -1,4 +1,4 @@
-"""From the moments of a network's outputs to the distribution of the target."""
+"""Likelihoods: from the moments of the outputs of a network to the distribution of the target."""
 
 from mpgelu.likelihoods.base import Likelihood, likelihoods
 from mpgelu.likelihoods.gaussian import Gaussian

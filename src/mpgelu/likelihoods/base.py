@@ -1,4 +1,4 @@
-"""The interface of likelihoods, which alone know what the outputs of a network mean."""
+"""The interface of likelihoods, the only code that knows the meaning of the outputs of a network."""
 
 from __future__ import annotations
 
@@ -18,80 +18,96 @@ class Likelihood(nn.Module):
     """The distribution of a target given the outputs h of a network, averaged over Gaussian h.
 
     Subclasses implement :meth:`expected_log_prob` and :meth:`predictive` and set ``outputs``; the other methods follow
-    from these unless a subclass knows a cheaper form. Whoever trains, predicts, explains or exports asks the
-    likelihood; nobody else knows the place of an output. Register a subclass with ``likelihoods.register`` so that
-    models with it can be saved.
+    from these unless a subclass has a cheaper form. Training, prediction, attribution and export ask the likelihood,
+    and no other code depends on the position of an output. Register a subclass with ``@likelihoods.register(...)`` so
+    that models with it can be saved.
 
     Attributes:
-        outputs: How many numbers the network must give for each row.
+        outputs: Number of outputs that the network must have.
     """
 
     outputs: int = 1
 
     def expected_log_prob(self, moments: Moments | Tensor, y: Tensor) -> Tensor:
-        r"""Expectation of :math:`\log p(y \mid h)` over the moments of h, ``(*batch,)``: the training objective.
+        r"""Return the training objective, the expectation of :math:`\log p(y \mid h)` over h, ``(*batch,)``.
 
         Args:
-            moments: Moments of the outputs, mean ``(*batch, outputs)``; a tensor counts as known exactly.
-            y: Targets ``(*batch,)``.
+            moments: Moments of the outputs, mean ``(*batch, outputs)``; a tensor stands for known outputs.
+            y: Targets, ``(*batch,)``.
         """
         raise NotImplementedError
 
     def predictive(self, moments: Moments | Tensor, nodes: int = 32) -> Predictive:
-        """Distribution of the target for each row, ``(*batch,)``.
+        """Return the distribution of the target for each row, ``(*batch,)``.
 
         Args:
-            moments: Moments of the outputs, mean ``(*batch, outputs)``; a tensor counts as known exactly.
-            nodes: Components of the mixture that stands for an uncertain noise, where there is one.
+            moments: Moments of the outputs, mean ``(*batch, outputs)``; a tensor stands for known outputs.
+            nodes: Number of mixture components that represent an uncertain noise variance, where there is one.
         """
         raise NotImplementedError
 
     def variance(self, moments: Moments | Tensor) -> Tensor:
-        """Predictive variance of the target, ``(*batch,)``."""
+        """Return the predictive variance of the target, ``(*batch,)``.
+
+        Args:
+            moments: Moments of the outputs, mean ``(*batch, outputs)``.
+        """
         return self.predictive(moments, 2).variance
 
     def noise(self, moments: Moments | Tensor) -> Tensor:
-        """Expected variance of the observation given the outputs, the aleatoric part, ``(*batch,)``."""
+        """Return the aleatoric part of the variance, the expected variance of the target given the outputs, ``(*batch,)``.
+
+        Args:
+            moments: Moments of the outputs, mean ``(*batch, outputs)``.
+        """
         return self.predictive(moments, 2).aleatoric_variance
 
     def short(self, moments: Moments | Tensor) -> Predictive:
-        """The distribution by as few components as will do, where many such distributions are mixed, ``(*batch,)``.
+        """Return an approximation of the distribution with few components, for mixtures of many models, ``(*batch,)``.
 
-        By default the Gaussian of the same mean and variances.
+        The default is the Gaussian of the same mean and variances.
+
+        Args:
+            moments: Moments of the outputs, mean ``(*batch, outputs)``.
         """
         return self.predictive(moments, 2).matched()
 
     def mean_direction(self, moments: Moments) -> Tensor:
-        """Derivative of the mean of the target by the outputs, ``(*batch, outputs)``, for attribution.
+        """Return the derivative of the mean of the target by the outputs, ``(*batch, outputs)``, which attribution uses.
 
-        The mean of the target is the first output unless a subclass overrides this.
+        The default is that of a mean which is the first output.
 
         Args:
-            moments: Moments of the outputs.
+            moments: Moments of the outputs, mean ``(*batch, outputs)``.
         """
         first = torch.zeros_like(moments.mean)
         first[..., 0] = 1
         return first
 
     def gaussians(self, log_variance: Tensor, known: bool) -> list[tuple[float, Tensor]] | None:
-        """Write the noise as a mixture of Gaussians around the mean, the first of two outputs.
+        """Return the noise as a mixture of Gaussians around the mean, which is the first of two outputs.
 
-        Kernels and graphs that know heteroscedastic Gaussian noise can then do this likelihood too. The default is
-        ``None``: it has no such form, and whoever asks evaluates :meth:`predictive` instead.
+        Kernels and graphs that implement heteroscedastic Gaussian noise can then evaluate this likelihood too. The
+        default is ``None``: there is no such form, and the caller evaluates :meth:`predictive` instead.
 
         Args:
             log_variance: The second output, ``(*batch,)``.
-            known: Whether this output is known exactly; otherwise only a shift of it keeps its distribution Gaussian.
+            known: Whether this output is known exactly. If it is Gaussian, only a shift of it keeps it Gaussian.
 
         Returns:
-            The share and the log-variance of each Gaussian; the shares sum to one.
+            Weight and log-variance of each Gaussian, with weights that sum to one; or ``None``.
         """
         return None
 
     def initialise(self, weight: Tensor, bias: Tensor) -> None:
-        """Scale the freshly drawn last layer, ``(outputs, n)`` and ``(outputs,)``, so that training starts well."""
+        """Scale the freshly initialised last layer in place, so that training starts from a sensible distribution.
+
+        Args:
+            weight: Weights of the last layer, ``(outputs, n)``.
+            bias: Biases of the last layer, ``(outputs,)``.
+        """
         bias.zero_()
 
     def described(self) -> dict[str, Any]:
-        """Name and settings, for ``likelihoods.build``."""
+        """Return name and settings, as ``likelihoods.build`` takes them."""
         return likelihoods.describe(self)

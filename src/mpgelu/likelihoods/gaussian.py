@@ -1,4 +1,4 @@
-"""Gaussian observation noise of one variance for all rows."""
+"""Gaussian observation noise with one variance for all rows."""
 
 from __future__ import annotations
 
@@ -18,11 +18,20 @@ from mpgelu.predictive import Predictive
 class Gaussian(Likelihood):
     r"""One output, the mean of the target: :math:`y \mid h \sim N(h, \sigma^2)`.
 
-    Unit noise is what the paper's one-output tables use.
+    Unit noise is the setting of the one-output tables of the paper.
 
     Args:
-        noise_variance: :math:`\sigma^2`.
-        learn_noise: Make it a parameter, held by its logarithm.
+        noise_variance: Variance :math:`\sigma^2` of the noise.
+        learn_noise: Whether the variance is a trained parameter, parametrised by its logarithm.
+
+    Raises:
+        InputError: The variance is not positive.
+
+    Example:
+        >>> import torch, mpgelu
+        >>> outputs = mpgelu.DiagonalMoments(torch.tensor([[2.0]]), torch.tensor([[0.5]]))
+        >>> Gaussian(noise_variance=0.25).predictive(outputs).variance
+        tensor([0.7500])
     """
 
     log_noise_variance: Tensor
@@ -39,17 +48,20 @@ class Gaussian(Likelihood):
 
     @property
     def noise_variance(self) -> Tensor:
-        """Variance of the observation noise."""
+        """Variance of the observation noise, a scalar tensor."""
         return self.log_noise_variance.exp()
 
     def expected_log_prob(self, moments: Moments | Tensor, y: Tensor) -> Tensor:
-        r"""Expectation of :math:`\log p(y \mid h)` over :math:`h \sim N(\mu, s^2)`, in closed form, ``(*batch,)``.
+        r"""Return the expectation of :math:`\log p(y \mid h)` over :math:`h \sim N(\mu, s^2)`, ``(*batch,)``; a closed form.
 
         .. math:: -\tfrac12 \Big\{ \log 2\pi\sigma^2 + \frac{s^2 + (\mu - y)^2}{\sigma^2} \Big\}
 
         Args:
             moments: Moments of the output, mean ``(*batch, 1)``.
-            y: Targets ``(*batch,)``.
+            y: Targets, ``(*batch,)``.
+
+        Raises:
+            InputError: The network has another number of outputs, or the shape of y is not that of the batch.
         """
         moments = as_moments("Gaussian.expected_log_prob", moments, 1)
         check_target("Gaussian.expected_log_prob", moments, y)
@@ -58,11 +70,11 @@ class Gaussian(Likelihood):
         return -0.5 * (math.log(2 * math.pi) + self.log_noise_variance + squares / self.noise_variance)
 
     def predictive(self, moments: Moments | Tensor, nodes: int = 1) -> Predictive:
-        r"""Distribution of y: :math:`N(\mu, s^2 + \sigma^2)`, exact.
+        r"""Return the distribution of y, :math:`N(\mu, s^2 + \sigma^2)`, which is exact for Gaussian h.
 
         Args:
             moments: Moments of the output, mean ``(*batch, 1)``.
-            nodes: Not needed: there is one component.
+            nodes: Not used, because there is one component.
         """
         moments = as_moments("Gaussian.predictive", moments, 1)
         mean, variance = moments.mean.squeeze(-1), moments.variance.squeeze(-1)
@@ -70,5 +82,5 @@ class Gaussian(Likelihood):
 
     @staticmethod
     def in_unit(scale: float, offset: float) -> tuple[list[float], list[float]]:
-        """Gain and shift of the output that carry it to the unit of ``scale * y + offset``."""
+        """Return gain and shift of the output that express it in the unit of ``scale * y + offset``."""
         return [scale], [offset]

@@ -1,4 +1,4 @@
-"""Gaussian noise with a share of wider errors, and a few that come from nowhere."""
+"""Gaussian noise with a share of wider errors and a share of errors of a fixed background variance."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ from mpgelu.rules import add
 
 @likelihoods.register("tail_share", "tail_width", "background_share", "background_variance")
 class HeavyTailedGaussian(HeteroscedasticGaussian):
-    r"""Two outputs, mean and log-variance; some errors are r times as wide, few have a variance of their own on top.
+    r"""Two outputs, mean and log-variance of the target, with noise that is a mixture of three Gaussians.
 
     .. math:: y \mid h \sim (1 - \pi - \beta)\, N(h_1, e^{h_2}) + \pi\, N(h_1, r^2 e^{h_2})
         + \beta\, N(h_1, e^{h_2} + b^2)
 
-    The last part keeps the density of a row that nothing explains from being absurdly small.
+    The second component has r times the standard deviation of the first. The third, the background, bounds the density
+    of outliers from below.
 
     Args:
-        tail_share: :math:`\pi`, not negative.
-        tail_width: r, at least one.
-        background_share: :math:`\beta`, not negative; both shares sum to less than one.
-        background_variance: :math:`b^2`, not negative.
+        tail_share: Weight :math:`\pi \ge 0` of the wide errors.
+        tail_width: Ratio r, at least one.
+        background_share: Weight :math:`\beta \ge 0` of the background; both weights sum to less than one.
+        background_variance: Variance :math:`b^2 \ge 0` that the background adds.
+
+    Raises:
+        InputError: An argument is outside its range.
     """
 
     def __init__(
@@ -52,14 +56,18 @@ class HeavyTailedGaussian(HeteroscedasticGaussian):
 
     @property
     def shares(self) -> tuple[float, float, float]:
-        """Of usual, wide and background errors."""
+        """Weights of the usual, the wide and the background errors."""
         return 1 - self.tail_share - self.background_share, self.tail_share, self.background_share
 
     def expected_log_prob(self, moments: Moments | Tensor, y: Tensor) -> Tensor:
-        r"""A lower bound of the expectation of :math:`\log p(y \mid h)`: the average over usual and wide errors.
+        r"""Return a lower bound of the expectation of :math:`\log p(y \mid h)`, ``(*batch,)``.
 
-        By Jensen's inequality, with the shares as they are before y is seen; exact where the share of wide errors is
-        zero. The background has no part in training.
+        By Jensen's inequality, the average of the bounds of usual and wide errors with their prior weights. It is
+        exact if the weight of wide errors is zero. The background has no part in training.
+
+        Args:
+            moments: Moments of the two outputs, mean ``(*batch, 2)``.
+            y: Targets, ``(*batch,)``.
         """
         usual = super().expected_log_prob(moments, y)
         if not self.tail_share:
@@ -67,7 +75,12 @@ class HeavyTailedGaussian(HeteroscedasticGaussian):
         return (1 - self.tail_share) * usual + self.tail_share * super().expected_log_prob(self._wider(moments), y)
 
     def predictive(self, moments: Moments | Tensor, nodes: int = 32) -> Predictive:
-        """Distribution of y: the mixture of all errors, each itself one over the log-variance."""
+        """Return the distribution of y: the mixture of all errors, each itself a mixture over the log-variance.
+
+        Args:
+            moments: Moments of the two outputs, mean ``(*batch, 2)``.
+            nodes: Number of mixture components of each kind of errors.
+        """
         usual = super().predictive(moments, nodes)
         parts = [usual]
         if self.tail_share:
@@ -80,12 +93,12 @@ class HeavyTailedGaussian(HeteroscedasticGaussian):
         return Predictive.mixture(parts, usual.mean.new_tensor(shares)) if len(parts) > 1 else usual
 
     def noise(self, moments: Moments | Tensor) -> Tensor:
-        r"""Expected variance of the noise, :math:`(1 - \pi + \pi r^2)\, e^{\mu_2 + S_{22}/2} + \beta b^2`."""
+        r"""Return the expected variance of the noise, :math:`(1 - \pi + \pi r^2)\, e^{\mu_2 + S_{22}/2} + \beta b^2`."""
         widths = 1 - self.tail_share + self.tail_share * self.tail_width**2
         return super().noise(moments) * widths + self.background_share * self.background_variance
 
     def gaussians(self, log_variance: Tensor, known: bool) -> list[tuple[float, Tensor]] | None:
-        """Usual, wide and background errors; the last have a Gaussian form only if the log-variance is known."""
+        """Return usual, wide and background errors; the latter are Gaussian only if the log-variance is known."""
         if self.background_share and not known:
             return None
         wide = log_variance + 2 * math.log(self.tail_width)
@@ -94,7 +107,7 @@ class HeavyTailedGaussian(HeteroscedasticGaussian):
         return [(share, noise) for share, noise in each if share]
 
     def _wider(self, moments: Moments | Tensor) -> Moments | Tensor:
-        """The same outputs with the log-variance of the wide errors."""
+        """Return the same outputs with the log-variance of the wide errors."""
         mean = moments if isinstance(moments, Tensor) else moments.mean
         shift = torch.stack([mean.new_zeros(()), mean.new_tensor(2 * math.log(self.tail_width))])
         wider: Moments | Tensor = add(moments, shift.expand_as(mean))

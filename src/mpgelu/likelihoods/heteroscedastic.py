@@ -1,4 +1,4 @@
-"""Gaussian observation noise whose variance the network predicts too."""
+"""Gaussian observation noise whose variance is an output of the network."""
 
 from __future__ import annotations
 
@@ -15,21 +15,33 @@ from mpgelu.predictive import Predictive
 
 @likelihoods.register()
 class HeteroscedasticGaussian(Likelihood):
-    r"""Two outputs, mean and log-variance of the target: :math:`y \mid h \sim N(h_1, e^{h_2})`."""
+    r"""Two outputs, mean and log-variance of the target: :math:`y \mid h \sim N(h_1, e^{h_2})`.
+
+    Example:
+        >>> import torch, mpgelu
+        >>> outputs = mpgelu.DiagonalMoments(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.5, 0.0]]))
+        >>> p = HeteroscedasticGaussian().predictive(outputs)
+        >>> p.epistemic_variance, p.aleatoric_variance
+        (tensor([0.5000]), tensor([1.]))
+    """
 
     outputs = 2
 
     def expected_log_prob(self, moments: Moments | Tensor, y: Tensor) -> Tensor:
-        r"""Expectation of :math:`\log p(y \mid h)` over :math:`h \sim N(\mu, S)`, in closed form, ``(*batch,)``.
+        r"""Return the expectation of :math:`\log p(y \mid h)` over :math:`h \sim N(\mu, S)`, ``(*batch,)``; a closed form.
 
         .. math:: -\tfrac12 \Big\{ \log 2\pi + \mu_2
             + \big(S_{11} + (\mu_1 - S_{12} - y)^2\big)\, e^{S_{22}/2 - \mu_2} \Big\}
 
-        Equation (1) of the paper, whose second term is misprinted there as :math:`\mu_1`. Exact for Gaussian h.
+        This is equation (1) of the paper, whose second term is misprinted there as :math:`\mu_1`. It is exact for
+        Gaussian h.
 
         Args:
             moments: Moments of the two outputs, mean ``(*batch, 2)``.
-            y: Targets ``(*batch,)``.
+            y: Targets, ``(*batch,)``.
+
+        Raises:
+            InputError: The network has another number of outputs, or the shape of y is not that of the batch.
         """
         moments = as_moments("HeteroscedasticGaussian.expected_log_prob", moments, 2)
         check_target("HeteroscedasticGaussian.expected_log_prob", moments, y)
@@ -39,10 +51,11 @@ class HeteroscedasticGaussian(Likelihood):
         return -0.5 * (math.log(2 * math.pi) + log_variance + (covariance[..., 0, 0] + error * error) * precision)
 
     def predictive(self, moments: Moments | Tensor, nodes: int = 32) -> Predictive:
-        r"""Distribution of y: the mixture over the log-variance, each component Gaussian; see :class:`Predictive`.
+        """Return the distribution of y: a mixture over the log-variance, each component Gaussian; see :class:`Predictive`.
 
         Args:
-            moments: Moments of the two outputs, mean ``(*batch, 2)``.
+            moments: Moments of the two outputs, mean ``(*batch, 2)``; a tensor of known outputs gives a single
+                Gaussian.
             nodes: Number of components of the mixture.
         """
         if isinstance(moments, Tensor):  # known outputs leave one Gaussian
@@ -53,22 +66,27 @@ class HeteroscedasticGaussian(Likelihood):
         return Predictive.heteroscedastic(moments.mean, moments.covariance, nodes=nodes)
 
     def variance(self, moments: Moments | Tensor) -> Tensor:
-        r"""Predictive variance :math:`S_{11} + e^{\mu_2 + S_{22}/2}`, exact for Gaussian h."""
+        r"""Return the predictive variance :math:`S_{11} + e^{\mu_2 + S_{22}/2}`, exact for Gaussian h."""
         moments = as_moments("HeteroscedasticGaussian.variance", moments, 2)
         return moments.variance[..., 0] + self.noise(moments)
 
     def noise(self, moments: Moments | Tensor) -> Tensor:
-        r"""Expected variance of the noise, :math:`e^{\mu_2 + S_{22}/2}`, exact for Gaussian h."""
+        r"""Return the expected variance of the noise, :math:`e^{\mu_2 + S_{22}/2}`, exact for Gaussian h."""
         moments = as_moments("HeteroscedasticGaussian.noise", moments, 2)
         return (moments.mean[..., 1] + moments.variance[..., 1] / 2).exp()
 
     def gaussians(self, log_variance: Tensor, known: bool) -> list[tuple[float, Tensor]] | None:
-        """The noise is one Gaussian; a subclass with a predictive distribution of its own must override this too."""
+        """Return the noise as one Gaussian; a subclass that overrides :meth:`predictive` must override this method too."""
         return [(1.0, log_variance)] if type(self).predictive is HeteroscedasticGaussian.predictive else None
 
     @staticmethod
     def in_unit(scale: float, offset: float) -> tuple[list[float], list[float]]:
-        """Gains and shifts of the two outputs that carry them to the unit of ``scale * y + offset``, ``scale > 0``."""
+        """Return gains and shifts of the two outputs that express them in the unit of ``scale * y + offset``.
+
+        Args:
+            scale: Positive factor.
+            offset: Shift of the target.
+        """
         return [scale, 1.0], [offset, 2 * math.log(scale)]
 
     def initialise(self, weight: Tensor, bias: Tensor) -> None:

@@ -1,4 +1,8 @@
-"""Random vectors by their mean and covariance, in three ways of holding the covariance."""
+"""Random vectors represented by mean and covariance, in three structures of the covariance.
+
+:class:`DiagonalMoments` keep the marginal variances only, :class:`FullMoments` a dense matrix for each row, and
+:class:`FactoredMoments` an exact sum of low-rank blocks and a diagonal. Operations on them are in :mod:`mpgelu.rules`.
+"""
 
 from mpgelu.moments.base import Moments
 from mpgelu.moments.diagonal import DiagonalMoments

@@ -1,4 +1,4 @@
-"""What every kind of moments has in common: a mean, a marginal variance, a covariance, and the manners of a tensor."""
+"""The interface that all types of moments share: mean, marginal variance, covariance, and the protocol of a tensor."""
 
 from __future__ import annotations
 
@@ -33,11 +33,24 @@ Replacement = Callable[[Tensor, int, bool], Tensor]
 
 
 class Moments:
-    """Mean and covariance of a random vector, one per leading batch index.
+    """Mean and covariance of a random value, one for each batch index.
 
-    Subclasses differ only in how they hold the covariance. Rules dispatch on the subclass. Sums, differences and
-    products with known factors may be written with operators, which call :func:`mpgelu.rules.add` and
-    :func:`mpgelu.rules.scale`.
+    Subclasses differ only in the structure of the covariance, and rules dispatch on the subclass. Sums, differences
+    and products with known factors may be written with operators, which call :func:`mpgelu.rules.add` and
+    :func:`mpgelu.rules.scale`. Plain functions of torch raise :class:`mpgelu.errors.MissingRuleError` and name the
+    rule or layer to use.
+
+    A random value is a vector of n features, unless a type supports more event dimensions: the shape of the mean is
+    ``(*batch_shape, *event_shape)``, as in ``torch.distributions``.
+
+    Attributes:
+        mean: Expectation, ``(*batch, n)``.
+
+    Example:
+        >>> import torch, mpgelu
+        >>> h = mpgelu.DiagonalMoments(torch.tensor([1.0, 2.0]), torch.tensor([4.0, 9.0]))
+        >>> (2 * h + 1).mean, (2 * h + 1).stddev
+        (tensor([3., 5.]), tensor([4., 6.]))
     """
 
     __array_ufunc__ = None  # numpy arrays leave `array + moments` to the moments
@@ -51,11 +64,11 @@ class Moments:
 
         @property
         def covariance(self) -> Tensor:
-            """Dense covariance, ``(*batch, n, n)``."""
+            """Dense covariance matrices, ``(*batch, n, n)``; defined for vectors only."""
 
     @property
     def stddev(self) -> Tensor:
-        """Marginal standard deviations ``(*batch, n)``."""
+        """Marginal standard deviations, ``(*batch, n)``."""
         return self.variance.sqrt()
 
     @property
@@ -64,37 +77,42 @@ class Moments:
         return self.mean.shape
 
     @property
+    def event_dims(self) -> int:
+        """Number of trailing dimensions of the mean that form one random value: 1, a vector, unless a type has more."""
+        return 1
+
+    @property
     def batch_shape(self) -> torch.Size:
-        """Leading dimensions: one random vector for each index."""
-        return self.mean.shape[:-1]
+        """Leading dimensions of the mean: one independent random value for each index."""
+        return self.mean.shape[: self.mean.dim() - self.event_dims]
 
     @property
     def event_shape(self) -> torch.Size:
-        """Shape of one random value, ``(n,)``."""
+        """Shape of one random value: ``(n,)`` for a vector, ``(channels, height, width)`` for an image."""
         return self.mean.shape[len(self.batch_shape) :]
 
     @classmethod
     def certain(cls, x: Tensor) -> Self:
-        """A known input: zero covariance.
+        """Return the moments of a known input, whose covariance is zero.
 
         Args:
-            x: ``(*batch, n)``.
+            x: Values, ``(*batch, n)``.
         """
         raise NotImplementedError
 
     @property
     def features(self) -> int:
-        """Length n of the random vector."""
+        """Length n of the last dimension, to which linear layers apply."""
         return self.mean.shape[-1]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the numbers."""
+        """Data type of the mean and the covariance."""
         return self.mean.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the numbers are."""
+        """Device of the mean and the covariance."""
         return self.mean.device
 
     def dim(self) -> int:
@@ -102,20 +120,26 @@ class Moments:
         return self.mean.dim()
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """The same moments with another dtype or on another device; arguments as of :meth:`torch.Tensor.to`."""
+        """Return the same moments in another dtype or on another device; the arguments are those of ``Tensor.to``."""
         return self.replaced(lambda tensor, event, per_row: tensor.to(*args, **kwargs))
 
     def detach(self) -> Self:
-        """The same moments without gradients.
+        """Return the same moments without gradients.
 
-        They count as new randomness: add or join them only with what is computed from them.
+        Detached moments have new sources of randomness: they may be added to, or concatenated with, only values that
+        are computed from them.
         """
         return self.replaced(lambda tensor, event, per_row: tensor.detach())
 
     def __getitem__(self, index: Any) -> Self:
-        """The moments of some rows, by any index that a tensor of shape ``batch_shape`` takes.
+        """Return the moments of some batch indices.
 
-        Features stay together: ``moments.mean[..., 0]`` and ``moments.variance[..., 0]`` are those of one feature.
+        Args:
+            index: Anything that indexes a tensor of shape ``batch_shape``. The event dimensions stay together; the
+                moments of one feature are ``moments.mean[..., 0]`` and ``moments.variance[..., 0]``.
+
+        Raises:
+            IndexError: The index does not fit the batch dimensions.
         """
         rows = self.batch_shape
         try:
@@ -133,20 +157,23 @@ class Moments:
         return self.replaced(pick)
 
     def replaced(self, function: Replacement) -> Self:
-        """These moments with every tensor replaced.
+        """Return moments of the same structure with every tensor replaced.
+
+        Indexing, ``to`` and ``detach`` are implemented with this method, which each subclass defines.
 
         Args:
-            function: Takes a tensor, how many of its last dimensions belong to one random vector, and whether each row
-                has its own; gives the tensor that takes its place.
+            function: Called as ``function(tensor, event, per_row)`` with a tensor, the number of its trailing
+                dimensions that belong to one random value, and whether its leading dimensions are those of the batch
+                (``False`` for a tensor that all rows share). It returns the replacement.
         """
         raise MissingRuleError(f"{type(self).__name__} does not say how to replace its tensors; define replaced")
 
     def _describe(self) -> str:
-        """The covariance in words, for ``repr``."""
+        """Structure of the covariance in words, for ``repr``."""
         return ""
 
     def __repr__(self) -> str:
-        """Shapes and structure, never the numbers: a batch of covariances does not fit a line."""
+        """Return shapes and structure; values are omitted because a batch of covariances does not fit a line."""
         words = [f"mean {tuple(self.shape)}", self._describe(), str(self.dtype).removeprefix("torch.")]
         if self.device.type != "cpu":
             words.append(str(self.device))
@@ -155,21 +182,25 @@ class Moments:
     # Operators
 
     def __add__(self, other: Any) -> Self:
-        """The sum with moments or with a constant; see :func:`mpgelu.rules.add`."""
+        """Return the moments of the sum with other moments or with a constant; see :func:`mpgelu.rules.add`."""
         return self._by("add", other)
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> Self:
-        """The difference; see :func:`mpgelu.rules.add`."""
+        """Return the moments of the difference; see :func:`mpgelu.rules.add`."""
         return self._by("add", other, -1.0)
 
     def __rsub__(self, other: Any) -> Self:
-        """A constant minus these."""
+        """Return the moments of a constant minus this value."""
         return self._by("subtract_from", other)
 
     def __mul__(self, factor: Any) -> Self:
-        """The product with a number or a constant tensor; see :func:`mpgelu.rules.scale`."""
+        """Return the moments of the product with a number or a constant tensor; see :func:`mpgelu.rules.scale`.
+
+        Raises:
+            MissingRuleError: The factor is random too.
+        """
         if isinstance(factor, Moments):
             raise MissingRuleError(
                 f"{type(self).__name__}: the product of two random vectors has no rule; one factor must be a constant"
@@ -179,17 +210,21 @@ class Moments:
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: Any) -> Self:
-        """The quotient by a number or a constant tensor."""
+        """Return the moments of the quotient by a number or a constant tensor.
+
+        Raises:
+            MissingRuleError: The divisor is random.
+        """
         if isinstance(divisor, Moments):
             raise MissingRuleError(f"{type(self).__name__}: a division by a random vector has no rule")
         return self._by("scale", 1 / divisor)
 
     def __neg__(self) -> Self:
-        """The negative."""
+        """Return the moments of the negative."""
         return self._by("scale", -1.0)
 
     def _by(self, rule: str, *arguments: Any) -> Self:
-        """Apply a rule."""
+        """Apply the rule that :mod:`mpgelu.rules` has entered under a name."""
         if rule not in OPERATORS:
             import_module("mpgelu.rules")  # which enters them
         result: Self = OPERATORS[rule](self, *arguments)
@@ -199,7 +234,7 @@ class Moments:
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Refuse functions of torch, which plain torch modules call, and say what to use."""
+        """Reject functions of torch, which plain modules call, with an error that names the rule or layer to use."""
         name = getattr(func, "__name__", str(func))
         remedy = _REMEDIES.get(name.strip("_"), "a rule of mpgelu.rules or a layer of mpgelu.layers")
         raise MissingRuleError(
@@ -210,7 +245,7 @@ class Moments:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Say of methods of tensors that moments have no such method."""
+            """Raise an error that points to :mod:`mpgelu.rules` if the attribute is one of ``Tensor``."""
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
             if not name.startswith("_") and hasattr(Tensor, name):
                 message += f"; tensors have it, moments are changed by mpgelu.rules (see also .mean.{name})"

@@ -1,4 +1,4 @@
-"""Moments with a dense covariance matrix for every row."""
+"""Moments with a dense covariance matrix for each row."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from mpgelu.moments.checks import check_mean, check_spread
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FullMoments(Moments):
-    """Mean and dense covariance.
+    """Mean and dense covariance of a random vector.
+
+    All rules are exact for this type where they are exact at all, at a cost of :math:`O(n^2)` memory for each row.
 
     Args:
-        mean: ``(*batch, n)``.
-        covariance: ``(*batch, n, n)``, symmetric positive semidefinite.
+        mean: Expectation, ``(*batch, n)``.
+        covariance: Symmetric positive semidefinite matrices, ``(*batch, n, n)``. The constructor does not check them;
+            :meth:`of` does.
     """
 
     mean: Tensor
@@ -26,13 +29,25 @@ class FullMoments(Moments):
 
     @classmethod
     def certain(cls, x: Tensor) -> Self:
-        """A known input: zero covariance."""
+        """Return the moments of a known input, whose covariance is zero.
+
+        Args:
+            x: Values, ``(*batch, n)``.
+        """
         check_mean(f"{cls.__name__}.certain", x)
         return cls(x, x.new_zeros(*x.shape, x.shape[-1]))
 
     @classmethod
     def of(cls, mean: Tensor, spread: Tensor) -> Self:
-        """An uncertain input with a variance ``(*batch, n)`` or a covariance ``(*batch, n, n)``."""
+        """Return the moments of an uncertain input.
+
+        Args:
+            mean: Expectation, ``(*batch, n)``.
+            spread: Variance ``(*batch, n)`` of independent features, or covariance ``(*batch, n, n)``.
+
+        Raises:
+            InputError: See :func:`mpgelu.moments.checks.check_spread`.
+        """
         caller = f"{cls.__name__}.of"
         check_mean(caller, mean)
         spread = check_spread(caller, mean, spread)
@@ -40,16 +55,16 @@ class FullMoments(Moments):
 
     @classmethod
     def from_moments(cls, moments: Moments) -> Self:
-        """The same moments with their covariance written out."""
+        """Return the same moments with a dense covariance; exact for every type."""
         return cls(moments.mean, moments.covariance)
 
     @property
     def variance(self) -> Tensor:
-        """Marginal variances ``(*batch, n)``."""
+        """Marginal variances, ``(*batch, n)``."""
         return self.covariance.diagonal(dim1=-2, dim2=-1)
 
     def replaced(self, function: Replacement) -> Self:
-        """See :meth:`Moments.replaced`."""
+        """Return moments with every tensor replaced; see :meth:`Moments.replaced`."""
         return type(self)(function(self.mean, 1, True), function(self.covariance, 2, True))
 
 

@@ -1,4 +1,4 @@
-"""Small matrix products of each row, written out as sums where these are faster: under a compiler, or if tiny."""
+"""Matrix products of each row, as elementwise sums where those are faster: for tiny factors and under a compiler."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ _SMALL = 512  # entries of a factor
 
 
 def contract(variance: Tensor, factor: Tensor) -> Tensor:
-    r"""Marginal variances of a block, :math:`\sum_r d_r F_{ri}^2`.
+    r"""Return the marginal variances of a block, :math:`\sum_r d_r F_{ri}^2`.
 
     Args:
-        variance: Of the sources, ``(*batch, rank)``.
-        factor: ``(*batch, rank, n)``.
+        variance: Variances d of the sources, ``(*batch, rank)``.
+        factor: Factor F, ``(*batch, rank, n)``.
+
+    Returns:
+        Variances ``(*batch, n)``.
     """
     if torch.compiler.is_compiling() or factor.shape[-1] * factor.shape[-2] <= _SMALL:
         return (variance.unsqueeze(-1) * factor.square()).sum(-2)
@@ -22,11 +25,14 @@ def contract(variance: Tensor, factor: Tensor) -> Tensor:
 
 
 def gram(variance: Tensor, factor: Tensor) -> Tensor:
-    r"""Covariance of a block, :math:`\sum_r d_r F_{ri} F_{rj}`.
+    r"""Return the covariance of a block, :math:`\sum_r d_r F_{ri} F_{rj}`.
 
     Args:
-        variance: Of the sources, ``(*batch, rank)``.
-        factor: ``(*batch, rank, n)``.
+        variance: Variances d of the sources, ``(*batch, rank)``.
+        factor: Factor F, ``(*batch, rank, n)``.
+
+    Returns:
+        Covariances ``(*batch, n, n)``.
     """
     weighted = variance.unsqueeze(-1) * factor
     if factor.shape[-1] <= _FEW and torch.compiler.is_compiling():
@@ -35,11 +41,14 @@ def gram(variance: Tensor, factor: Tensor) -> Tensor:
 
 
 def products(left: Tensor, right: Tensor) -> Tensor:
-    r"""Matrix products of each row, :math:`L R^\top`.
+    r"""Return the matrix product of each row, :math:`L R^\top`.
 
     Args:
-        left: ``(*batch, a, n)``.
-        right: ``(*batch, b, n)``.
+        left: Matrices L, ``(*batch, a, n)``.
+        right: Matrices R, ``(*batch, b, n)``.
+
+    Returns:
+        Products ``(*batch, a, b)``.
     """
     if right.shape[-2] <= _FEW and torch.compiler.is_compiling():
         return (left.unsqueeze(-2) * right.unsqueeze(-3)).sum(-1)

@@ -1,4 +1,4 @@
-"""The types of moments that files and settings name."""
+"""The registry of moment types, by whose names files and settings refer to them."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,27 +96,44 @@ def size_of(name: str, rows: int, widths: Integers) -> int:
         rows: Of a batch.
         widths: Features before the first layer and after each.
     """
-    function = getattr(_loaded(), f"{name}_{variant()}")
-    function.restype = ctypes.c_int64
-    size: int = function(ctypes.c_int64(rows), ctypes.c_int64(len(widths) - 1), widths)
+    size: int = _function(f"{name}_{variant()}", ctypes.c_int64)(
+        ctypes.c_int64(rows), ctypes.c_int64(len(widths) - 1), widths
+    )
     return size
 
 
-def run(name: str, sizes: Sequence[Size], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+def size_of_process(points: int, features: int) -> int:
+    """How many floats the kernel of a Gaussian process needs."""
+    size: int = _function(f"process_workspace_{variant()}", ctypes.c_int64)(
+        ctypes.c_int64(points), ctypes.c_int64(features)
+    )
+    return size
+
+
+def integers(values: Sequence[int]) -> Integers:
+    """Whole numbers as the kernels take several of them."""
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def run(
+    name: str, sizes: Sequence[Size], inputs: Sequence[Tensor], outputs: Sequence[Tensor], doubles: int = 0
+) -> None:
     """Call a kernel, whose arguments are sizes, inputs and outputs in this order.
 
     Args:
         name: A function of ``kernels.h``, without its variant.
         sizes: Its leading integers, or arrays of them.
-        inputs: Contiguous float32 tensors on the CPU.
+        inputs: Contiguous tensors on the CPU, of float32 but for the first ``doubles``.
         outputs: The same, which are overwritten.
+        doubles: How many of all these tensors are of float64; they come first.
     """
     tensors = [*inputs, *outputs]
-    for tensor in tensors:
-        if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
-            raise TypeError(f"run: the kernel {name} takes contiguous float32 on the CPU, got {tensor.type()}")
-    function = getattr(_loaded(), f"{name}_{variant()}")
-    function.restype = None
+    for place, tensor in enumerate(tensors):
+        wanted = torch.float64 if place < doubles else torch.float32
+        if tensor.dtype != wanted or not tensor.is_cpu or not tensor.is_contiguous():
+            came = str(wanted).removeprefix("torch.")
+            raise TypeError(f"run: the kernel {name} takes contiguous {came} on the CPU, got {tensor.type()}")
+    function = _function(f"{name}_{variant()}", None)
     numbers = (ctypes.c_int64(size) if isinstance(size, int) else size for size in sizes)
     function(*numbers, *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors))
 
@@ -142,6 +160,14 @@ def keep_freed_memory() -> None:
         glibc = ctypes.CDLL("libc.so.6")
         glibc.mallopt(trim_threshold, 2**31 - 1)
         glibc.mallopt(mmap_threshold, 2**25)
+
+
+@cache
+def _function(name: str, result: type[ctypes.c_int64] | None) -> Any:
+    """A function of the library by its whole name."""
+    function = getattr(_loaded(), name)
+    function.restype = result
+    return function
 
 
 def _loaded() -> ctypes.CDLL:

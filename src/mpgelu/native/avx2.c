@@ -12,6 +12,8 @@
 #include "diagonal.c"
 #include "factored.c"
 #include "full.c"
+#include "plain.c"
+#include "process.c"
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

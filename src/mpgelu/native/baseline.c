@@ -3,3 +3,5 @@
 #include "diagonal.c"
 #include "factored.c"
 #include "full.c"
+#include "plain.c"
+#include "process.c"

@@ -13,7 +13,8 @@ const char *kernels_variant(void) {
 }
 
 int64_t kernels_nonlinearity(const char *name) {
-    static const char *const names[] = {[MPGELU] = "mpgelu", [RELU_DVI] = "relu_dvi", [RELU_EXACT] = "relu_exact"};
+    static const char *const names[] = {[MPGELU] = "mpgelu", [RELU_DVI] = "relu_dvi", [RELU_EXACT] = "relu_exact",
+                                        [SILU] = "silu", [RELU] = "relu"};
     for (int64_t k = 0; k < (int64_t)(sizeof names / sizeof *names); k++)
         if (strcmp(name, names[k]) == 0) return k;
     return -1;

@@ -1,13 +1,14 @@
 /* Moments through whole perceptrons, many of one shape, and gradients of their parameters; float32.
  *
  * A network is a chain of layers: a mask (mean g m, variance g^2 v + n (v + m^2)), a linear map and, but for the last
- * layer, a nonlinearity. There are three kernels:
+ * layer, a nonlinearity. There are four kernels:
  *
+ *   plain      known inputs, without masks: networks in use; SiLU or ReLU
  *   diagonal   variances only; MP-GELU or ReLU
  *   factored   exact covariance of MP-GELU networks, as a sum over independent sources
  *   full       covariance matrices of ReLU networks
  *
- * Each has a forward and a backward function of one signature, compiled once for every instruction set (KERNEL names
+ * Each of the last three has a forward and a backward function of one signature, compiled once for every instruction set (KERNEL names
  * them), and functions that tell how many floats it keeps and works in. All arrays are contiguous:
  *
  *   widths       (layers + 1), features before the first layer and after each
@@ -40,10 +41,11 @@
 #define JOINED(name, variant) JOINED_(name, variant)
 #define KERNEL(name) JOINED(name, VARIANT)
 
+#define FARTHEST 8.0 /* standard deviations beyond which a feature of a Gaussian process counts as being there */
 #define LANES 8 /* rows that one vector holds */
 #define PADDED(n) (((n) + LANES - 1) / LANES * LANES)
 
-enum nonlinearity { MPGELU, RELU_DVI, RELU_EXACT };
+enum nonlinearity { MPGELU, RELU_DVI, RELU_EXACT, SILU, RELU };
 
 #define FORWARD(name)                                                                                                  \
     EXPORT void KERNEL(name)(int64_t models, int64_t rows, int64_t layers, const int64_t *widths,                      \
@@ -57,6 +59,16 @@ enum nonlinearity { MPGELU, RELU_DVI, RELU_EXACT };
                              const float *noises, const float *parameters, const float *kept, const float *grad_mean,  \
                              const float *grad_spread, float *by_parameters, float *workspace)
 
+/* Of known inputs: nothing is kept, and there is no way back. The parameters of a model begin with those of the periodic
+ * embedding, if `cosines` of each feature are not zero: frequencies and phases (features, cosines), in turns, and the
+ * weights of their combinations (features, cosines, widths[0] / features - 1). Inputs x are (models, rows, features)
+ * with a distance of `step` floats between two models, which is zero if they share them. */
+#define PLAIN(name)                                                                                                    \
+    EXPORT void KERNEL(name)(int64_t models, int64_t rows, int64_t layers, const int64_t *widths,                      \
+                             int64_t nonlinearity, int64_t features, int64_t cosines, int64_t step, const float *x,    \
+                             const float *parameters, float *y, float *workspace)
+
+PLAIN(plain_forward);
 FORWARD(diagonal_forward);
 BACKWARD(diagonal_backward);
 FORWARD(factored_forward);
@@ -64,7 +76,18 @@ BACKWARD(factored_backward);
 FORWARD(full_forward);
 BACKWARD(full_backward);
 
+/* The mean of a Gaussian process for limited features (rows, n): alpha (points), their places (points, n), center and
+ * scale (n), limit (1), kernel (n + 3). The workspace has `process_workspace` floats and begins at a multiple of 8 bytes. */
+#define PROCESS(name)                                                                                                  \
+    EXPORT void KERNEL(name)(int64_t rows, int64_t points, int64_t n, const double *limited, const double *alpha,      \
+                             const double *at, const double *center, const double *scale, const double *limit,         \
+                             const double *kernel, double *mean, float *workspace)
+
+PROCESS(process_forward);
+EXPORT int64_t KERNEL(process_workspace)(int64_t points, int64_t n);
+
 /* Floats of the workspace, large enough for both directions, and floats kept for one model. */
+EXPORT int64_t KERNEL(plain_workspace)(int64_t rows, int64_t layers, const int64_t *widths);
 EXPORT int64_t KERNEL(diagonal_workspace)(int64_t rows, int64_t layers, const int64_t *widths);
 EXPORT int64_t KERNEL(diagonal_kept)(int64_t rows, int64_t layers, const int64_t *widths);
 EXPORT int64_t KERNEL(factored_workspace)(int64_t rows, int64_t layers, const int64_t *widths);
@@ -75,7 +98,7 @@ EXPORT int64_t KERNEL(full_kept)(int64_t rows, int64_t layers, const int64_t *wi
 /* The variant for this processor: "avx512", "avx2" or "baseline". */
 EXPORT const char *kernels_variant(void);
 
-/* The number of a nonlinearity called "mpgelu", "relu_dvi" or "relu_exact"; -1 for any other name. */
+/* The number of a nonlinearity called "mpgelu", "relu_dvi", "relu_exact", "silu" or "relu"; -1 for any other name. */
 EXPORT int64_t kernels_nonlinearity(const char *name);
 
 INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from mpgelu.native import Integers, available, number_of, run, size_of
+from mpgelu.native import available, integers, number_of, run, size_of
 from mpgelu.native.threads import run_all, spans
 from mpgelu.visibility import values_are_visible
 
@@ -48,15 +48,21 @@ class Perceptrons:
         """All weights, then all biases."""
         return *self.weights, *self.biases
 
+    @cached_property
+    def flat(self) -> Tensor:
+        """All parameters of each network, every weight matrix followed by its biases, ``(models, parameters)``."""
+        pairs = zip(self.weights, self.biases, strict=True)
+        return torch.cat([part.detach().flatten(1) for pair in pairs for part in pair], dim=1)
+
     @property
     def exact_kernel(self) -> str:
         """The kernel that computes the covariance of the outputs."""
         return "factored" if self.nonlinearity == "mpgelu" else "full"
 
 
-def can_take(*tensors: Tensor) -> bool:
-    """Whether the kernels can take these tensors: plain float32 on the CPU, neither traced nor in forward mode."""
-    plain = all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors)
+def can_take(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether the kernels can take these tensors: plain, on the CPU, of one dtype, neither traced nor in forward mode."""
+    plain = all(tensor.dtype == dtype and tensor.is_cpu for tensor in tensors)
     return plain and values_are_visible(*tensors) and available()
 
 
@@ -101,9 +107,9 @@ class _Call:
     def __init__(self, kernel: str, networks: Perceptrons, mean: Tensor, variance: Tensor) -> None:
         self.kernel, self.models, self.rows = kernel, *mean.shape[:2]
         self.widths = networks.widths
-        self.integers = _integers(self.widths)
+        self.integers = integers(self.widths)
         self.sizes = (self.rows, len(self.widths) - 1, self.integers, number_of(networks.nonlinearity))
-        given = (mean, variance, networks.gains, networks.noises, _flat(networks))
+        given = (mean, variance, networks.gains, networks.noises, networks.flat)
         self.inputs = [tensor.detach().contiguous() for tensor in given]
 
     def forward(self, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -161,19 +167,9 @@ class _Propagate(torch.autograd.Function):
         return None, None, None, None, *ctx.call.backward(kept, grad_mean, grad_spread)
 
 
-def _flat(networks: Perceptrons) -> Tensor:
-    """All parameters of each network, every weight matrix followed by its biases, ``(M, parameters)``."""
-    pairs = zip(networks.weights, networks.biases, strict=True)
-    return torch.cat([part.detach().flatten(1) for pair in pairs for part in pair], dim=1)
-
-
 def _unflat(flat: Tensor, widths: Sequence[int]) -> list[Tensor]:
-    """What :func:`_flat` joined: all weights, then all biases."""
+    """What :attr:`Perceptrons.flat` joined: all weights, then all biases."""
     shapes = [(after, before) for before, after in itertools.pairwise(widths)]
     parts = torch.split(flat, [size for after, before in shapes for size in (after * before, after)], dim=1)
     weights = [part.reshape(len(flat), *shape) for part, shape in zip(parts[::2], shapes, strict=True)]
     return [*weights, *parts[1::2]]
-
-
-def _integers(values: Sequence[int]) -> Integers:
-    return (ctypes.c_int64 * len(values))(*values)

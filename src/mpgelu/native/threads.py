@@ -72,15 +72,20 @@ def spans(count: int, parts: int) -> list[slice]:
 
 
 def job_count(n_jobs: int | None) -> int:
-    """The number of threads that an estimator may use.
+    """The number of threads of this process that an estimator may use.
 
     Args:
         n_jobs: As in scikit-learn, within the limits that joblib sets to what runs inside it; ``None`` for all cores
             that torch may use, which ``OMP_NUM_THREADS`` and ``torch.set_num_threads`` limit.
     """
-    from joblib import effective_n_jobs
+    from joblib import parallel_config
+    from joblib.parallel import get_active_backend
 
-    found: int = effective_n_jobs(-1 if n_jobs is None else n_jobs)
+    backend, _ = get_active_backend(prefer="threads")
+    if not backend.supports_sharedmem:  # it counts workers elsewhere
+        with parallel_config("threading"):
+            return job_count(n_jobs)
+    found: int = backend.effective_n_jobs(-1 if n_jobs is None else n_jobs)
     return min(found, torch.get_num_threads()) if n_jobs is None else found
 
 

@@ -6,15 +6,19 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from mpgelu.errors import InputError
 from mpgelu.layers import Dropout, GaussianLinear
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moments
+from mpgelu.native import perceptron, plain
 from mpgelu.networks import batched
 from mpgelu.networks.description import Description, build, check_describable
-from mpgelu.networks.whole import known_perceptron, run_whole
+from mpgelu.networks.plain import plain_form
+from mpgelu.networks.prepared import Prepared
+from mpgelu.networks.whole import arrays_of, known_perceptron, run_whole
 
 
 class Stack(nn.Module):
@@ -42,7 +46,10 @@ class Stack(nn.Module):
             self.register_buffer(f"buffer_{position}", buffers[name].detach().clone())
         self._skeleton = (copy.deepcopy(networks[0]).to("meta"),)  # in a tuple, so that its parameters stay hidden
         self._perceptron = known_perceptron(networks[0])
+        self._plain = plain_form(networks[0])
         self._is_batched = batched.has_batched_form(networks[0])
+        self._for_moments: Prepared[perceptron.Perceptrons] = Prepared()
+        self._for_tensors: Prepared[plain.PlainNetworks] = Prepared()
 
     @classmethod
     def empty(cls, description: Description, models: int) -> Self:
@@ -64,7 +71,7 @@ class Stack(nn.Module):
 
     def forward(self, value: Any) -> Any:
         """Run every network on its own slice of ``value``, whose tensors are ``(models, *batch, n)``."""
-        if (outputs := self._whole(value)) is not None:
+        if (outputs := self._known(value) if isinstance(value, Tensor) else self._whole(value)) is not None:
             return outputs
         if isinstance(value, Tensor) and value.dim() == 3 and self._is_batched:
             parameters, buffers = self.state()
@@ -118,10 +125,32 @@ class Stack(nn.Module):
 
     def _whole(self, value: Any) -> DiagonalMoments | FullMoments | None:
         """All layers of all networks in one native call, if there is one that can do it."""
-        if self._perceptron is None or not isinstance(value, Moments) or len(value.mean) != len(self):
+        known = self._perceptron
+        if known is None or not isinstance(value, Moments) or len(value.mean) != len(self):
             return None
         parameters, buffers = self.state()
-        return run_whole(self._perceptron, parameters | buffers, value)
+        state = parameters | buffers
+        if not self._is_fixed:
+            return run_whole(self._perceptron, state, value)
+        arrays = self._for_moments.of(state.values(), lambda: arrays_of(known, state))
+        return run_whole(self._perceptron, state, value, arrays)
+
+    def _known(self, value: Tensor) -> Tensor | None:
+        """Outputs for known inputs ``(models, rows, n)`` by one native call, if there is one that can do it."""
+        if self._plain is None or value.dim() != 3 or len(value) != len(self):
+            return None
+        if not self._is_fixed or (value.requires_grad and torch.is_grad_enabled()):
+            return None
+        held = [*self._parameters.values()]
+        if not perceptron.can_take(value, *held):
+            return None
+        networks = self._for_tensors.of(held, lambda: self._plain.arrays(self.state()[0]))
+        return plain.outputs(networks, value) if value.shape[2] == networks.features else None
+
+    @property
+    def _is_fixed(self) -> bool:
+        """Whether no gradients are wanted, so that what is prepared can be kept."""
+        return not torch.is_grad_enabled() or not any(p.requires_grad for p in self._parameters.values())
 
     def _run(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], value: Any) -> Any:
         output = functional_call(self._skeleton[0], (parameters, buffers), (value,))

@@ -27,7 +27,9 @@ def known_perceptron(network: nn.Module) -> Perceptron | None:
     return None if _nonlinearity(found.nonlinearity) is None else found
 
 
-def run_whole(found: Perceptron, state: Mapping[str, Tensor], value: Moments) -> DiagonalMoments | FullMoments | None:
+def run_whole(
+    found: Perceptron, state: Mapping[str, Tensor], value: Moments, arrays: perceptron.Perceptrons | None = None
+) -> DiagonalMoments | FullMoments | None:
     """Outputs of M networks by one native call; ``None`` if it cannot do this: then the rules can.
 
     Gradients flow to the parameters only. Moments with correlations between the inputs, a limited rank, or inputs that
@@ -37,6 +39,7 @@ def run_whole(found: Perceptron, state: Mapping[str, Tensor], value: Moments) ->
         found: Of :func:`known_perceptron`.
         state: Parameters and buffers by their names in the network, each ``(M, ...)``.
         value: Of mean ``(M, rows, n)``.
+        arrays: What :func:`arrays_of` made of the state before.
 
     Returns:
         Diagonal moments for diagonal ones, full moments for factored ones.
@@ -50,7 +53,7 @@ def run_whole(found: Perceptron, state: Mapping[str, Tensor], value: Moments) ->
         return None
     if not perceptron.can_take(value.mean, variance, *held, *buffers):
         return None
-    networks = _arrays(found, state)
+    networks = arrays or arrays_of(found, state)
     if value.features != networks.widths[0]:
         return None
     if isinstance(value, FactoredMoments) and max(networks.widths[1:]) > _WIDEST:
@@ -73,7 +76,8 @@ def as_function(network: nn.Module) -> Callable[[Any], Any]:
             outputs = run_whole(found, {name: tensor.unsqueeze(0) for name, tensor in held.items()}, _stacked(value))
         if outputs is None:
             return network(value)
-        return type(outputs)(*(part.squeeze(0) for part in _parts(outputs)))
+        mean, spread = _parts(outputs)
+        return type(outputs)(mean.squeeze(0), spread.squeeze(0))
 
     return run
 
@@ -112,7 +116,7 @@ def _names(layer: Any) -> tuple[str, str]:
     return f"{layer.name}.weight", f"{layer.name}.bias"
 
 
-def _arrays(found: Perceptron, state: Mapping[str, Tensor]) -> perceptron.Perceptrons:
+def arrays_of(found: Perceptron, state: Mapping[str, Tensor]) -> perceptron.Perceptrons:
     """The networks as plain arrays."""
     weights, biases = zip(*([state[name] for name in _names(layer)] for layer in found.layers), strict=True)
     no_dropout = weights[0].new_zeros(len(weights[0]))

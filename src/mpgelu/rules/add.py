@@ -1,4 +1,4 @@
-"""Sums of random vectors: exact where it is known which randomness they share."""
+"""Sums of random vectors, exact where the randomness that the summands share is known."""
 
 from __future__ import annotations
 
@@ -17,29 +17,46 @@ from mpgelu.rules.scale import check_constant, scale
 
 @singledispatch
 def add(value: Any, other: Any, alpha: float = 1.0) -> Any:
-    r"""Moments of :math:`h + \alpha h'`; a constant :math:`h'` moves the mean alone, which is always exact.
+    r"""Return the moments of :math:`h + \alpha h'`.
 
-    Two factored moments add factor by factor, and exactly, where their blocks hold the same variance tensor:
+    A constant :math:`h'` shifts the mean, which is exact for every type. Two factored moments are added factor by
+    factor, exactly, where their blocks hold the same variance tensor:
 
     .. math:: \sum_s (F_s + \alpha F'_s)^\top \operatorname{diag}(d_s) (F_s + \alpha F'_s)
         + \operatorname{diag}(r + \alpha^2 r')
 
-    A residual that both hold, or that has become a block of the other, is such a source too. Where a mask or a scale
-    has merged it into a new residual, the two can no longer be told apart, and are refused: pass a value through
-    :func:`fork` before two branches use it. Diagonal moments add variances as if independent; they drop every
-    correlation, that of two branches too. Dense covariances do not say how two vectors vary together, so two full
-    moments are refused.
+    A residual that both values hold, or that is a block of the other value, is recognised as a common source too. If a
+    mask or a scale has merged it into a new residual, the joint covariance is unknown and the sum is refused: pass a
+    value through :func:`fork` before two branches use it. Diagonal moments add variances as if the summands were
+    independent, which is an approximation for branches of one value. Two full moments are refused, because dense
+    covariances do not contain the covariance between two vectors.
 
     Args:
         value: A tensor or moments with n features.
-        other: A number, a tensor, or moments of the same kind.
-        alpha: Factor of the second, as in :func:`torch.add`.
+        other: A number, a tensor, or moments of the same type and shape.
+        alpha: Factor of the second summand, as in :func:`torch.add`.
+
+    Raises:
+        InputError: Shapes differ, or the joint covariance of the two values is unknown.
+        MissingRuleError: No rule is registered for the type of ``value``.
+
+    Example:
+        >>> import torch, mpgelu
+        >>> h = fork(mpgelu.FactoredMoments.of(torch.zeros(2), torch.ones(2)))
+        >>> add(h, h).variance, add(h, h, -1.0).variance
+        (tensor([4., 4.]), tensor([0., 0.]))
     """
     raise MissingRuleError(f"add: no rule for {type(value).__name__}; register one with @add.register")
 
 
 def subtract_from(value: Any, constant: Tensor | float, alpha: float = 1.0) -> Any:
-    r"""Moments of :math:`c - \alpha h` for a constant c; see :func:`add`."""
+    r"""Return the moments of :math:`c - \alpha h` for a constant c; see :func:`add`.
+
+    Args:
+        value: A tensor or moments with n features.
+        constant: The number or tensor c.
+        alpha: Factor of the value.
+    """
     return add(scale(value, -alpha), constant)
 
 
@@ -55,7 +72,7 @@ def _(value: DiagonalMoments, other: Any, alpha: float = 1.0) -> DiagonalMoments
     if isinstance(other, DiagonalMoments):
         _check_shapes(value, other)
         variance = torch.add(value.variance, other.variance, alpha=alpha * alpha)
-        return DiagonalMoments(torch.add(value.mean, other.mean, alpha=alpha), variance)
+        return DiagonalMoments(torch.add(value.mean, other.mean, alpha=alpha), variance, value.event_dims)
     return replace(value, mean=_moved(value, other, alpha))
 
 
@@ -84,10 +101,16 @@ def _(value: FactoredMoments, other: Any, alpha: float = 1.0) -> FactoredMoments
 
 
 def with_shared_names(caller: str, *values: FactoredMoments) -> list[FactoredMoments]:
-    """The values with those residuals as blocks that another value holds too, as its residual or as a block.
+    """Return the values with every residual that another value also holds turned into a block.
+
+    Blocks carry the identity of their sources, so :func:`add` and :func:`concatenate` can match them.
+
+    Args:
+        caller: Name of the function that the error message starts with.
+        *values: Factored moments that are about to be combined.
 
     Raises:
-        InputError: two values share sources that were merged into others, so how they vary together is not known.
+        InputError: Two values share sources that were merged into others, so their joint covariance is unknown.
     """
     sources = [[*(block.sources for block in value.blocks), value.residual_sources] for value in values]
     for first, second in itertools.combinations(sources, 2):
@@ -109,7 +132,7 @@ def with_shared_names(caller: str, *values: FactoredMoments) -> list[FactoredMom
 
 
 def _distinct_sources(blocks: tuple[Block, ...]) -> list[Tensor]:
-    """The variance tensors that name the sources of some blocks, each once."""
+    """Return the variance tensors that identify the sources of some blocks, each once."""
     sources: list[Tensor] = []
     for block in blocks:
         if all(block.variance is not source for source in sources):
@@ -118,7 +141,7 @@ def _distinct_sources(blocks: tuple[Block, ...]) -> list[Tensor]:
 
 
 def _summed(blocks: list[Block]) -> Block:
-    """One block for several of the same sources."""
+    """Return one block for several blocks of the same sources."""
     first, *others = blocks
     if not others:
         return first
@@ -128,7 +151,11 @@ def _summed(blocks: list[Block]) -> Block:
 
 
 def _moved(value: Moments, constant: Any, alpha: float) -> Tensor:
-    """The mean after a constant was added."""
+    """Return the mean after adding ``alpha`` times a constant.
+
+    Raises:
+        InputError: The constant is random, or its shape does not fit.
+    """
     if isinstance(constant, Moments):
         raise InputError(
             f"add: cannot add {type(value).__name__} and {type(constant).__name__}: how the two vary together is not "
@@ -141,6 +168,7 @@ def _moved(value: Moments, constant: Any, alpha: float) -> Tensor:
 
 
 def _check_shapes(value: Moments, other: Moments) -> None:
+    """Raise if two moments have different shapes; sums do not broadcast."""
     if value.mean.shape != other.mean.shape:
         raise InputError(
             f"add: the two means have shapes {tuple(value.mean.shape)} and {tuple(other.mean.shape)}; "

@@ -1,4 +1,4 @@
-"""Random vectors side by side: exact where it is known which randomness they share."""
+"""Concatenation of random vectors, exact where the randomness that they share is known."""
 
 from __future__ import annotations
 
@@ -21,17 +21,21 @@ _M = TypeVar("_M", bound=Moments)
 
 @singledispatch
 def concatenate(value: Any, *others: Any, dim: int = -1) -> Any:
-    r"""Moments of :math:`(h, h', \dots)`, joined along the features.
+    r"""Return the moments of :math:`(h, h', \dots)`, joined along an event dimension.
 
-    Factored moments are exact: the factors of the same sources are set side by side, as :func:`add` adds them, and what
-    they share but can no longer be told apart is refused in the same way.
-    Diagonal moments stay diagonal. Full moments are refused, since they do not hold the covariance of one vector
-    with another.
+    Factored moments are exact: factors of the same sources are concatenated in the way that :func:`add` adds them, and
+    values whose common sources were merged are refused in the same way. Diagonal moments stay diagonal. Full moments
+    are refused, because they do not contain the covariance between two vectors.
 
     Args:
         value: A tensor or moments.
-        *others: More of the same kind and batch shape.
-        dim: The dimension of the features, by its number or as -1.
+        *others: Further values of the same type and batch shape.
+        dim: The dimension of the features, as its number or -1; for events of more dimensions, any of theirs.
+
+    Raises:
+        InputError: Types or batch shapes differ, the dimension is one of the batch, or the joint covariance is
+            unknown.
+        MissingRuleError: No rule is registered for the type of ``value``.
     """
     raise MissingRuleError(f"concatenate: no rule for {type(value).__name__}; register one with @concatenate.register")
 
@@ -44,7 +48,8 @@ def _(value: Tensor, *others: Tensor, dim: int = -1) -> Tensor:
 @concatenate.register
 def _(value: DiagonalMoments, *others: DiagonalMoments, dim: int = -1) -> DiagonalMoments:
     values = _check_alike((value, *others), dim)
-    return DiagonalMoments(torch.cat([v.mean for v in values], -1), torch.cat([v.variance for v in values], -1))
+    mean, variance = (torch.cat(parts, dim) for parts in zip(*((v.mean, v.variance) for v in values), strict=True))
+    return DiagonalMoments(mean, variance, value.event_dims)
 
 
 @concatenate.register
@@ -67,7 +72,7 @@ def _(value: FactoredMoments, *others: FactoredMoments, dim: int = -1) -> Factor
 
 
 def _padded(value: FactoredMoments, before: int, after: int) -> FactoredMoments:
-    """The vector with zeros before and after it: vectors side by side are the sum of such."""
+    """Return the vector padded with zeros before and after it; a concatenation is the sum of such vectors."""
 
     def pad(x: Tensor | None) -> Any:
         return x if x is None else F.pad(x, (before, after))
@@ -78,14 +83,15 @@ def _padded(value: FactoredMoments, before: int, after: int) -> FactoredMoments:
 
 
 def _check_alike(values: tuple[_M, ...], dim: int) -> tuple[_M, ...]:
-    """Vectors of one kind with the same batch, joined along the last dimension."""
+    """Return the values after checking that types and batch shapes agree and that ``dim`` is an event dimension."""
     first = values[0]
     for other in values:
         if type(other) is not type(first) or other.batch_shape != first.batch_shape:
             raise InputError(f"concatenate: the values must be of one kind and batch shape, got {first} and {other}")
-    if dim not in (-1, first.mean.dim() - 1):
+    dimensions, events = first.mean.dim(), first.event_dims
+    if not dimensions - events <= (dim + dimensions if dim < 0 else dim) < dimensions:
+        along = "features, the last" if events == 1 else f"events, the last {events}"
         raise InputError(
-            f"concatenate: moments are joined along their features, the last of {first.mean.dim()} dimensions, "
-            f"got dim={dim}"
+            f"concatenate: moments are joined along their {along} of {dimensions} dimensions, got dim={dim}"
         )
     return values

@@ -1,4 +1,4 @@
-"""Dropout as the random layer it is: an independent Bernoulli mask on every unit."""
+"""Dropout as a random operation: an independent Bernoulli mask on every unit."""
 
 from __future__ import annotations
 
@@ -29,23 +29,34 @@ def dropout(value: Any, rate: Tensor | float, rescale: bool = True) -> Any:
 
 
 def mask_moments(rate: Tensor | float, rescale: bool) -> tuple[Tensor | float, Tensor | float]:
-    """Mean and variance of the factors by which dropout multiplies."""
+    r"""Return the mean and the variance of the factors by which dropout multiplies the units.
+
+    Args:
+        rate: Probability p of dropping a unit.
+        rescale: Whether the kept units are divided by 1 - p.
+
+    Returns:
+        :math:`(1,\; p / (1 - p))` if rescaled, otherwise :math:`(1 - p,\; p (1 - p))`.
+    """
     keep = 1 - rate
     return (torch.ones_like(torch.as_tensor(rate)), rate / keep) if rescale else (keep, rate * keep)
 
 
 @singledispatch
 def multiply(value: Any, gain: Tensor | float, noise: Tensor | float) -> Any:
-    r"""Moments of :math:`\xi \circ h` for independent :math:`\xi_i` of mean ``gain`` and variance ``noise``.
+    r"""Return the moments of :math:`\xi \circ h` for independent :math:`\xi_i` of mean ``gain`` and variance ``noise``.
 
     .. math:: g\, m, \qquad g_i g_j C_{ij} + \delta_{ij}\, n_i (v_i + m_i^2)
 
-    Exact for every kind of moments. A plain tensor is multiplied by the gain.
+    Exact for every type of moments. A plain tensor is multiplied by the gain.
 
     Args:
         value: A tensor or moments with n features.
-        gain: Mean of the factors; a number or ``(n,)``.
-        noise: Variance of the factors; a number or ``(n,)``.
+        gain: Mean g of the factors; a number or ``(n,)``.
+        noise: Variance n of the factors; a number or ``(n,)``.
+
+    Raises:
+        MissingRuleError: No rule is registered for the type of ``value``.
     """
     raise MissingRuleError(f"multiply: no rule for {type(value).__name__}; register one with @multiply.register")
 
@@ -58,7 +69,7 @@ def _(value: Tensor, gain: Tensor | float, noise: Tensor | float) -> Tensor:
 @multiply.register
 def _(value: DiagonalMoments, gain: Tensor | float, noise: Tensor | float) -> DiagonalMoments:
     second = value.variance + value.mean.square()
-    return DiagonalMoments(value.mean * gain, value.variance * (gain * gain) + second * noise)
+    return DiagonalMoments(value.mean * gain, value.variance * (gain * gain) + second * noise, value.event_dims)
 
 
 @multiply.register

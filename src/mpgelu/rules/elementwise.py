@@ -1,4 +1,4 @@
-"""Elementwise functions of Gaussian units: exact or quadrature marginals, covariance by the best linear fit."""
+"""Elementwise functions of Gaussian units, propagated by closed forms or quadrature and a best linear fit."""
 
 from __future__ import annotations
 
@@ -18,10 +18,15 @@ _FINEST, _COARSEST = 1e-9, 10.0  # scale of the nodes in standard deviations; at
 
 
 class Fit(NamedTuple):
-    r"""A function of Gaussian units by its best linear fit, :math:`f(h) = \bar f + g\,(h - m) + e`.
+    r"""The best linear fit of a function of Gaussian units, :math:`f(h) = \bar f + g\,(h - m) + e`.
 
-    The rest :math:`e` has mean zero and is uncorrelated with :math:`h`, so
+    The residual :math:`e` has mean zero and is uncorrelated with :math:`h`, so
     :math:`\operatorname{Var} f = g^2 v + \operatorname{Var} e`.
+
+    Attributes:
+        mean: Expectation :math:`\bar f = \mathrm E f(h)`.
+        gain: Slope :math:`g = \mathrm E f'(h)`, by Stein's lemma.
+        rest: Residual variance :math:`\operatorname{Var} e \ge 0`.
     """
 
     mean: Tensor  # E f(h)
@@ -30,37 +35,54 @@ class Fit(NamedTuple):
 
 
 class Activation:
-    """An elementwise function and its slope, or closed forms in place of what is computed from them."""
+    """An elementwise function with its derivative.
+
+    A subclass defines :meth:`__call__` and :meth:`slope`, from which :meth:`fit` computes expectations by quadrature.
+    It may override :meth:`gain` or :meth:`fit` with closed forms.
+
+    Attributes:
+        width: Length around zero over which the function bends; it is close to linear beyond. Quadrature nodes are
+            concentrated there.
+    """
 
     width = 1.0  # length around zero over which the function bends; beyond it is close to straight
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The function itself."""
+        """Return the function of every entry of x."""
         raise NotImplementedError
 
     def slope(self, x: Tensor) -> Tensor:
-        """Its derivative."""
+        """Return the derivative at every entry of x."""
         raise NotImplementedError
 
     def gain(self, mean: Tensor, variance: Tensor, points: Tensor, weights: Tensor) -> Tensor:
-        """Expected slope: over weighted points ``(*batch, n, points)``, unless a subclass knows it from the moments."""
+        r"""Return the expected slope :math:`\mathrm E f'(h)`, ``(*batch, n)``.
+
+        Args:
+            mean: Means of the units, ``(*batch, n)``.
+            variance: Variances of the units, ``(*batch, n)``.
+            points: Quadrature points, ``(*batch, n, points)``.
+            weights: Weights of the points, ``(*batch, n, points)``, summing to one.
+        """
         return (self.slope(points) * weights).sum(-1)
 
     def fit(self, mean: Tensor, variance: Tensor) -> Fit:
-        r"""The best linear fit for :math:`N(m, v)`, by the trapezoidal rule with 96 nodes over 6.5 standard deviations.
+        r"""Return the best linear fit for :math:`h \sim N(m, v)`, by the trapezoidal rule with 96 nodes.
 
-        The nodes are equidistant in u, with :math:`m + s z = 1.5\,w \sinh u` for the width w of the function: dense
-        where the function bends, however large the standard deviation s, and equidistant in z where s is small. For
-        functions that are analytic around the real line such a rule converges far faster than Gauss-Hermite's. It is
-        tested for variances from 0 to 1e6 and means in [-10, 10] or within 9 standard deviations of zero: the error
-        of a mean is below 5e-9 of max(1, s) and that of a variance below 2e-8 of max(1, v), for tanh and sigmoid
-        below 5e-9 and 2e-8 themselves. At zero variance it is the plain function. Variances below the machine epsilon
-        count as zero inside the function, whose mean they move by less than rounding: a derivative by so small a
-        variance would be rounding errors divided by it.
+        The nodes are equidistant in u, with :math:`m + s z = 1.5\,w \sinh u` for the width w of the function, and
+        cover 6.5 standard deviations s on either side: they are dense where the function bends, however large s is,
+        and equidistant in z where s is small. For functions that are analytic around the real line the rule converges
+        much faster than Gauss-Hermite quadrature. Tests cover variances from 0 to 1e6 and means in [-10, 10] or within
+        9 standard deviations of zero: the error of a mean is below 5e-9 of max(1, s) and that of a variance below 2e-8
+        of max(1, v); for tanh and sigmoid these bounds are absolute.
+
+        At zero variance the result is the plain function. Variances below the machine epsilon count as zero inside the
+        function, whose mean they change by less than rounding; a derivative with respect to so small a variance would
+        be a rounding error divided by it.
 
         Args:
-            mean: ``(*batch, n)``.
-            variance: ``(*batch, n)``.
+            mean: Means m, ``(*batch, n)``.
+            variance: Variances v, ``(*batch, n)``.
         """
         matters = ~(variance <= torch.finfo(variance.dtype).eps)  # NaN does
         stddev = torch.where(matters, torch.where(matters, variance, 1).sqrt(), 0)
@@ -76,7 +98,13 @@ class Activation:
 
 
 def _nodes(mean: Tensor, stddev: Tensor, width: float) -> tuple[Tensor, Tensor]:
-    """Standardised nodes and weights ``(*batch, n, nodes)``, dense over ``width`` around the point where x is zero."""
+    """Return standardised nodes and weights, ``(*batch, n, nodes)``, concentrated around the point where x is zero.
+
+    Args:
+        mean: Means of the units, ``(*batch, n)``.
+        stddev: Standard deviations of the units, ``(*batch, n)``.
+        width: Length around zero over which the nodes are dense.
+    """
     spread = torch.where(stddev > 0, stddev, 1).unsqueeze(-1)
     zero = (-mean.unsqueeze(-1) / spread).clamp(-_REACH, _REACH)
     scale = (width / spread).clamp(_FINEST, _COARSEST)
@@ -89,17 +117,20 @@ def _nodes(mean: Tensor, stddev: Tensor, width: float) -> tuple[Tensor, Tensor]:
 
 @singledispatch
 def elementwise(value: Any, activation: Activation) -> Any:
-    r"""Moments of :math:`f(h)` for Gaussian :math:`h`, from the best linear fit of :class:`Fit`.
+    r"""Return the moments of :math:`f(h)` for Gaussian :math:`h`, from the best linear fit of :class:`Fit`.
 
     .. math:: \bar f, \qquad g_i g_j C_{ij} + \delta_{ij} \operatorname{Var} e_i
 
-    Means and variances are those of :meth:`Activation.fit`, closed form or quadrature. Covariances are
-    *approximated* to first order: the rest of the fit is taken as independent between units. They stay positive
-    semidefinite, and factored moments stay factored, every source with its name.
+    Means and variances are those of :meth:`Activation.fit`, by closed form or quadrature. Covariances are
+    *approximated* to first order: the residuals of the fit are taken as independent between units. They stay positive
+    semidefinite, and factored moments stay factored with the identity of every source preserved.
 
     Args:
         value: A tensor or moments with n features.
         activation: The function, for example :class:`mpgelu.rules.activations.Tanh`.
+
+    Raises:
+        MissingRuleError: No rule is registered for the type of ``value``.
     """
     raise MissingRuleError(f"elementwise: no rule for {type(value).__name__}; register one with @elementwise.register")
 
@@ -121,10 +152,11 @@ def _(value: FactoredMoments, activation: Activation) -> Moments:
 
 
 def is_certain(value: FactoredMoments) -> bool:
-    """Whether there is no randomness at all, which an elementwise function then does not add."""
+    """Return whether factored moments have no randomness, in which case an elementwise function adds none."""
     return len(value.blocks) == 0 and value.residual is None
 
 
 def _fitted(value: Moments, activation: Activation) -> Moments:
+    """Apply the best linear fit of an activation to the covariance."""
     fitted: Moments = rescale(value, *activation.fit(value.mean, value.variance), row_wise=True)
     return fitted

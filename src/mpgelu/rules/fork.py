@@ -1,4 +1,4 @@
-"""A value that several branches will use: its randomness is given names, so that the branches can meet again."""
+"""Preparation of a value that several branches of a network use, so that the branches can be combined exactly."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
 
 @singledispatch
 def fork(value: Any) -> Any:
-    r"""The same moments, held so that :func:`add` and :func:`concatenate` recognise what branches have in common.
+    """Return the same moments in a form in which :func:`add` and :func:`concatenate` recognise what branches share.
 
-    The independent residual of factored moments becomes a block with the identity as factor, whose variance tensor
-    names its sources in every branch; full moments are factored by their eigenvectors. From then on the moments stay
-    factored whatever that costs (``max_rank=math.inf``), because dense matrices would lose the names. Exact. Diagonal
-    moments have no correlations to keep, and a tensor no randomness.
+    The residual of factored moments becomes a block with an identity factor, whose variance tensor identifies the
+    sources in every branch; full moments are factored by their eigenvectors. From then on the moments stay factored at
+    any cost (``max_rank=math.inf``), because dense matrices would lose the identity of the sources. The operation is
+    exact. Diagonal moments and tensors are returned unchanged: they have no correlations and no randomness,
+    respectively.
 
     Args:
         value: A tensor or moments with n features.
+
+    Raises:
+        InputError: The moments have a bounded rank, which would merge sources that branches share.
+        MissingRuleError: No rule is registered for the type of ``value``.
     """
     raise MissingRuleError(f"fork: no rule for {type(value).__name__}; register one with @fork.register")
 

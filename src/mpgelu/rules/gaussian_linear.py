@@ -1,4 +1,4 @@
-"""Linear maps with independent Gaussian weights: exact first two moments."""
+"""Linear maps with independent Gaussian weights; the first two moments are exact."""
 
 from __future__ import annotations
 
@@ -19,19 +19,23 @@ from mpgelu.rules.linear import linear
 def gaussian_linear(
     value: Any, weight: Tensor, weight_variance: Tensor, bias: Tensor | None, bias_variance: Tensor | None
 ) -> Any:
-    r"""Moments of :math:`W h + b` for independent Gaussian entries, independent of :math:`h`.
+    r"""Return the moments of :math:`W h + b` for independent Gaussian entries of W and b, independent of :math:`h`.
 
     .. math:: M m + \bar b, \qquad M C M^\top + \operatorname{diag}(V (m^2 + v) + V_b)
 
-    with :math:`M, V` the means and variances of the weights. Exact for full and factored moments. A plain tensor
-    meets the mean weights.
+    with :math:`M, V` the means and variances of the weights. Exact for full and factored moments; diagonal moments
+    drop the correlations of :math:`M C M^\top`. For a plain tensor the mean weights are used.
 
     Args:
         value: A tensor or moments with n features.
-        weight: Means ``(outputs, n)``.
-        weight_variance: Variances ``(outputs, n)``.
-        bias: Means ``(outputs,)`` or ``None``.
-        bias_variance: Variances ``(outputs,)`` or ``None``.
+        weight: Means M of the weights, ``(outputs, n)``.
+        weight_variance: Variances V of the weights, ``(outputs, n)``.
+        bias: Means of the biases, ``(outputs,)``, or ``None``.
+        bias_variance: Variances of the biases, ``(outputs,)``, or ``None``.
+
+    Raises:
+        InputError: The number of features or the dtype does not fit the weights.
+        MissingRuleError: No rule is registered for the type of ``value``.
     """
     raise MissingRuleError(
         f"gaussian_linear: no rule for {type(value).__name__}; register one with @gaussian_linear.register"
@@ -77,5 +81,5 @@ def _(
 def _from_weights(
     value: DiagonalMoments | FullMoments | FactoredMoments, weight_variance: Tensor, bias_variance: Tensor | None
 ) -> Tensor:
-    """Variance that the random weights add to each output, ``(*batch, outputs)``."""
+    """Return the variance that the random weights add to each output, ``(*batch, outputs)``."""
     return F.linear(value.mean.square() + value.variance, weight_variance, bias_variance)

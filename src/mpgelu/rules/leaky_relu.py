@@ -1,4 +1,4 @@
-"""Leaky ReLU of a Gaussian vector: a linear part, a ReLU, and what they have in common."""
+"""Leaky ReLU of a Gaussian vector, as the sum of a linear function and a ReLU."""
 
 from __future__ import annotations
 
@@ -19,19 +19,23 @@ Covariance = Literal["exact", "gain"]
 
 @singledispatch
 def leaky_relu(value: Any, negative_slope: float = 0.01, covariance: Covariance = "exact") -> Any:
-    r"""Moments of :math:`\alpha h + (1 - \alpha) h_+` for Gaussian :math:`h`; with :math:`\alpha = 0` it is ReLU.
+    r"""Return the moments of :math:`\alpha h + (1 - \alpha) h_+` for Gaussian :math:`h`; :math:`\alpha = 0` is ReLU.
 
     .. math:: \alpha^2 C_{ij} + \alpha (1 - \alpha)\, C_{ij} (\Phi_i + \Phi_j) + (1 - \alpha)^2
         \operatorname{Cov}(h_{i+}, h_{j+}), \qquad \Phi_i = \Phi(m_i / \sqrt{v_i})
 
-    Means and variances are exact for a Gaussian input. So are covariances, to the quadrature error of :func:`relu`;
-    factored moments then become full ones, unless they are certain. With ``"gain"`` covariances are approximated as
-    in :func:`elementwise`, and factored moments stay factored.
+    Means and variances are exact for a Gaussian input. Covariances are exact to the quadrature error of :func:`relu`;
+    factored moments then become full ones, unless they are certain. With ``"gain"`` covariances are approximated as in
+    :func:`elementwise`, and factored moments stay factored.
 
     Args:
         value: A tensor or moments with n features.
-        negative_slope: :math:`\alpha`.
-        covariance: ``"exact"`` or ``"gain"``, for full and factored moments.
+        negative_slope: The slope :math:`\alpha` for negative values.
+        covariance: ``"exact"`` or ``"gain"``; it matters for full and factored moments.
+
+    Raises:
+        InputError: ``covariance`` is neither of the two.
+        MissingRuleError: No rule is registered for the type of ``value``.
     """
     raise MissingRuleError(f"leaky_relu: no rule for {type(value).__name__}; register one with @leaky_relu.register")
 

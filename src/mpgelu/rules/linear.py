@@ -1,4 +1,4 @@
-"""Linear maps with known weights: exact for every kind of moments that keeps correlations."""
+"""Linear maps with known weights, exact for every type of moments that keeps correlations."""
 
 from __future__ import annotations
 
@@ -19,16 +19,21 @@ _TABLE_LIMIT = 2**24
 
 @singledispatch
 def linear(value: Any, weight: Tensor, bias: Tensor | None = None) -> Any:
-    r"""Moments of :math:`W h + b`.
+    r"""Return the moments of :math:`W h + b`.
 
     .. math:: W m + b, \qquad W C W^\top
 
     Exact for full and factored moments. Diagonal moments keep :math:`(W \circ W) v` and drop the correlations.
+    Factored moments with ``max_rank=None`` become full ones where dense products are cheaper.
 
     Args:
-        value: a tensor or moments with n features.
-        weight: ``(outputs, n)``.
-        bias: ``(outputs,)`` or ``None``.
+        value: A tensor or moments with n features.
+        weight: The matrix W, ``(outputs, n)``.
+        bias: The vector b, ``(outputs,)``, or ``None``.
+
+    Raises:
+        InputError: The number of features or the dtype does not fit the weight.
+        MissingRuleError: No rule is registered for the type of ``value``.
     """
     raise MissingRuleError(f"linear: no rule for {type(value).__name__}; register one with @linear.register")
 
@@ -42,7 +47,8 @@ def _(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 @linear.register
 def _(value: DiagonalMoments, weight: Tensor, bias: Tensor | None = None) -> DiagonalMoments:
     check_features("linear", weight, value.mean)
-    return DiagonalMoments(F.linear(value.mean, weight, bias), F.linear(value.variance, weight.square()))
+    mean, variance = F.linear(value.mean, weight, bias), F.linear(value.variance, weight.square())
+    return DiagonalMoments(mean, variance, value.event_dims)
 
 
 @linear.register
@@ -68,12 +74,12 @@ def _(value: FactoredMoments, weight: Tensor, bias: Tensor | None = None) -> Fac
 
 
 def _carry(block: Block, weight: Tensor) -> Block:
-    """The block of ``W h`` from the block of ``h``."""
+    """Return the block of ``W h`` for a block of ``h``."""
     return Block(_mapped_factor(block, weight), block.variance, row_wise=not block.is_shared, merged=block.merged)
 
 
 def _mapped_factor(block: Block, weight: Tensor) -> Tensor:
-    """Factor and gain times the weight, by whichever product needs the smallest intermediate."""
+    """Return factor and gain multiplied by the weight, by the product with the smallest intermediate result."""
     factor, gain, outputs = block.factor, block.gain, weight.shape[0]
     if gain is None:
         return F.linear(factor, weight)
@@ -87,10 +93,15 @@ def _mapped_factor(block: Block, weight: Tensor) -> Tensor:
 
 
 def _dense_is_cheaper(rank: int, outputs: int, inputs: int) -> bool:
-    """Whether to change to n x n matrices: the factors cost ``rank * inputs * outputs`` multiplications per row.
+    """Return whether to convert to dense covariance matrices.
 
-    The dense products cost ``inputs * outputs * (inputs + outputs)``, and about half as much again to write out and
-    to mask the matrices. A layer that narrows stays factored: there writing out the covariance of its wide input
-    would cost more than it saves.
+    The factors cost ``rank * inputs * outputs`` multiplications for each row. The dense products cost ``inputs *
+    outputs * (inputs + outputs)``, and about half as much again to write and mask the matrices. A layer that narrows
+    stays factored: there, writing the covariance of its wide input would cost more than it saves.
+
+    Args:
+        rank: Total rank of the blocks that differ between rows.
+        outputs: Number of outputs of the layer.
+        inputs: Number of inputs of the layer.
     """
     return rank > inputs + 2 * outputs and inputs <= 2 * outputs

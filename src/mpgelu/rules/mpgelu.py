@@ -1,4 +1,4 @@
-"""MP-GELU, the paper's nonlinearity: a mask whose keep-probability is the chance that the unit is positive."""
+"""MP-GELU, the nonlinearity of the paper: a mask that keeps a unit with the probability that the unit is positive."""
 
 from __future__ import annotations
 
@@ -16,22 +16,30 @@ from mpgelu.rules.normal import cdf, standardise
 
 @singledispatch
 def mpgelu(value: Any) -> Any:
-    r"""Moments of :math:`\epsilon \circ h`, :math:`\epsilon_i \sim \operatorname{Bernoulli}(k_i)` independent of h.
+    r"""Return the moments of :math:`\epsilon \circ h`, independent :math:`\epsilon_i \sim \operatorname{Bernoulli}(k_i)`.
 
     .. math:: k = \Phi(m / \sqrt v), \qquad k\, m, \qquad k_i k_j C_{ij} + \delta_{ij}\, k_i (1 - k_i)(v_i + m_i^2)
 
-    Section 2.2 of the paper. Exact for every kind of moments: the nonlinearity acts on the statistics, which are
-    known numbers, and the mask is a dropout. With unit variance the mean is GELU of the mean. At zero variance it is
-    ReLU, which is also what a plain tensor meets.
+    This is section 2.2 of the paper. It is exact for every type of moments: the nonlinearity acts on the statistics,
+    which are known numbers, and the mask is a dropout. At unit variance the mean is GELU of the mean. At zero variance
+    the operation is ReLU, which is also what a plain tensor gets.
 
     Args:
-        value: a tensor or moments with n features.
+        value: A tensor or moments with n features.
+
+    Raises:
+        MissingRuleError: No rule is registered for the type of ``value``.
     """
     raise MissingRuleError(f"mpgelu: no rule for {type(value).__name__}; register one with @mpgelu.register")
 
 
 def keep_probability(mean: Tensor, variance: Tensor) -> Tensor:
-    r"""Probability :math:`k = \Phi(m / \sqrt v)` that a Gaussian unit is positive, equation (3) of the paper."""
+    r"""Return the probability :math:`k = \Phi(m / \sqrt v)` that a Gaussian unit is positive (equation 3).
+
+    Args:
+        mean: Means m, any shape.
+        variance: Variances v of the same shape; at zero, k is 0, 1/2 or 1 by the sign of the mean.
+    """
     ratio, _ = standardise(mean, variance)
     return cdf(ratio)
 
@@ -45,7 +53,8 @@ def _(value: Tensor) -> Tensor:
 def _(value: DiagonalMoments) -> DiagonalMoments:
     keep = keep_probability(value.mean, value.variance)
     mean = keep * value.mean
-    return DiagonalMoments(mean, torch.addcmul(keep * value.variance, mean, value.mean - mean))
+    variance = torch.addcmul(keep * value.variance, mean, value.mean - mean)
+    return DiagonalMoments(mean, variance, value.event_dims)
 
 
 @mpgelu.register
@@ -70,7 +79,7 @@ def _(value: FactoredMoments) -> FactoredMoments:
 
 
 def _mask(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Keep-probability, mean after the mask, and what the mask adds to each variance: ``k (1 - k)(v + m^2)``."""
+    """Return keep-probability, mean after the mask, and the variance that the mask adds, ``k (1 - k)(v + m^2)``."""
     keep = keep_probability(mean, variance)
     after, kept = keep * mean, keep * variance
     return keep, after, torch.addcmul((1 - keep) * kept, after, mean - after)

@@ -1,4 +1,4 @@
-"""The standard normal distribution, safe in float32 and at zero variance; used by every rule with a nonlinearity."""
+"""The standard normal distribution, accurate in float32 and defined at zero variance; all nonlinear rules use it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ _TAIL = (
 
 
 def cdf(a: Tensor) -> Tensor:
-    r"""Standard normal distribution function :math:`\Phi(a) = \tfrac12 \operatorname{erfc}(-a/\sqrt2)`.
+    r"""Return the standard normal distribution function :math:`\Phi(a) = \tfrac12 \operatorname{erfc}(-a/\sqrt2)`.
 
-    The erfc form keeps the left tail in float32, which ``torch.special.ndtr`` and ``1 + erf`` lose. What is below
-    the tail kept by :func:`standardise` becomes exactly zero. Compilers do not vectorise erfc: in their hands float32
-    takes a polynomial of the same accuracy, several times faster.
+    The erfc form is accurate in the left tail in float32, where ``torch.special.ndtr`` and ``1 + erf`` are not. Values
+    below the tail that :func:`standardise` keeps are exactly zero. Compilers do not vectorise erfc; in compiled
+    float32 code a polynomial of the same accuracy is used, which is several times faster.
+
+    Args:
+        a: Standardised values, any shape.
     """
     if torch.compiler.is_compiling() and a.dtype == torch.float32:
         return _cdf_by_polynomial(a)
@@ -28,13 +31,17 @@ def cdf(a: Tensor) -> Tensor:
 
 
 def pdf(a: Tensor) -> Tensor:
-    r"""Standard normal density :math:`\varphi(a)`, exactly zero below the tail kept by :func:`standardise`."""
+    r"""Return the standard normal density :math:`\varphi(a)`, zero below the tail that :func:`standardise` keeps.
+
+    Args:
+        a: Standardised values, any shape.
+    """
     density = torch.exp(-0.5 * a * a) * (1 / math.sqrt(2 * math.pi))
     return torch.nn.functional.hardshrink(density, _smallest_tail(a.dtype))
 
 
 def _cdf_by_polynomial(a: Tensor) -> Tensor:
-    r"""The same by :math:`\Phi(-x) = \varphi(x)\, t\, P(t)`, :math:`t = 1 / (1 + 0.3 x)`, :math:`x \ge 0`."""
+    r"""Return :math:`\Phi(-x) = \varphi(x)\, t\, P(t)` with :math:`t = 1 / (1 + 0.3 x)`, :math:`x \ge 0`."""
     t = 1 / (1 + 0.3 * a.abs())
     terms, power = [t * odd + even for even, odd in zip(_TAIL[::2], _TAIL[1::2], strict=True)], t * t
     while len(terms) > 1:  # Estrin's scheme: pairs of terms at a time, a short chain of dependent operations
@@ -45,15 +52,15 @@ def _cdf_by_polynomial(a: Tensor) -> Tensor:
 
 
 def standardise(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Standardised mean :math:`a = m / \sqrt v` and standard deviation :math:`\sqrt v`.
+    r"""Return the standardised mean :math:`a = m / \sqrt v` and the standard deviation :math:`\sqrt v`.
 
-    At zero variance :math:`a` is the limit, plus or minus its bound (0 for a zero mean), and no gradient flows to
-    the variance. Bounding :math:`|a|` loses nothing, the tail beyond it is not representable; it keeps exp and erfc
-    out of the denormal range, where a CPU is many times slower. NaN in either gives NaN.
+    At zero variance :math:`a` takes its limit, plus or minus its bound (0 for a zero mean), and no gradient flows to
+    the variance. Bounding :math:`|a|` changes no result, because the tail beyond it is not representable; it keeps exp
+    and erfc out of the denormal range, in which CPUs are many times slower. NaN in either argument gives NaN.
 
     Args:
-        mean: any shape.
-        variance: same shape, not negative.
+        mean: Means m, any shape.
+        variance: Non-negative variances v of the same shape.
     """
     smallest, bound = smallest_variance(variance.dtype), _largest_ratio(mean.dtype)
     stddev = variance.clamp_min(smallest).sqrt()
@@ -63,15 +70,18 @@ def standardise(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _largest_ratio(dtype: torch.dtype) -> float:
-    """Where the density reaches the smallest normal number: 13 in float32, 37.5 in float64."""
+    """Return the ratio at which the density reaches the smallest normal number: 13 in float32, 37.5 in float64."""
     return math.sqrt(-2 * (math.log(torch.finfo(dtype).tiny) + 2.5))
 
 
 def _smallest_tail(dtype: torch.dtype) -> float:
-    """Just above the density at the largest ratio, so that both tails end in an exact zero."""
+    """Return a value just above the density at the largest ratio, so that both tails end in an exact zero."""
     return torch.finfo(dtype).tiny * 10
 
 
 def smallest_variance(dtype: torch.dtype) -> float:
-    """Below this a variance counts as zero; large enough that m / v, met in the gradient, does not overflow."""
+    """Return the variance below which a variance counts as zero.
+
+    It is large enough that m / v, which occurs in gradients, does not overflow.
+    """
     return float(torch.finfo(dtype).tiny ** 0.75)

@@ -1,4 +1,4 @@
-"""Normalisation: by known statistics, which is linear, and by those of the vector itself, which is not."""
+"""Normalisation by known statistics, which is linear, and by the statistics of the vector itself, which is not."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def batch_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Any:
-    r"""Moments of :math:`w \circ (h - \mu) / \sqrt{\sigma^2 + \epsilon} + b` with the statistics learned in training.
+    r"""Return the moments of :math:`w \circ (h - \mu) / \sqrt{\sigma^2 + \epsilon} + b` with fixed statistics.
 
-    One known scale and shift for each feature: exact for every kind of moments.
+    This is a known scale and shift of each feature, which is exact for every type of moments.
 
     Args:
         value: A tensor or moments with n features.
-        mean: :math:`\mu`, ``(n,)``.
-        variance: :math:`\sigma^2`, ``(n,)``.
-        weight: ``(n,)`` or ``None``.
-        bias: ``(n,)`` or ``None``.
-        eps: Added to the variance.
+        mean: Running means :math:`\mu`, ``(n,)``.
+        variance: Running variances :math:`\sigma^2`, ``(n,)``.
+        weight: Factors w, ``(n,)`` or ``None``.
+        bias: Shifts b, ``(n,)`` or ``None``.
+        eps: The constant :math:`\epsilon` added to the variance.
     """
     gain = (variance + eps).rsqrt()
     if weight is not None:
@@ -46,22 +46,26 @@ def batch_norm(
 
 @singledispatch
 def layer_norm(value: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Any:
-    r"""Moments of :math:`w \circ c / \sqrt{S} + b`, :math:`c = h - \bar h` and :math:`S = |c|^2 / n + \epsilon`.
+    r"""Return moments of :math:`w \circ c / \sqrt{S} + b`, :math:`c = h - \bar h`, :math:`S = |c|^2 / n + \epsilon`.
 
-    The layer is not linear in :math:`h`, and all its moments are *approximated*: it is linearised in :math:`c` and
+    The operation is not linear in :math:`h`, and all its moments are *approximated*: it is linearised in :math:`c` and
     :math:`S` around their expectations :math:`\mu = \mathrm E\,c` and :math:`q = \mathrm E\,S`, which gives
 
     .. math:: \frac{w \circ \mu}{\sqrt q} + b, \qquad J C J^\top, \qquad
         J = \frac{\operatorname{diag}(w)}{\sqrt q} \Big(I - \frac{1 1^\top}{n} - \frac{\mu \mu^\top}{n q}\Big)
 
-    First order in the spread of the vector, and exact without any. The expectation of :math:`S` counts the variance
-    of the units in, so that a small mean under much noise is not blown up.
+    The approximation is of first order in the standard deviations of the vector, and exact if these are zero. The
+    expectation of :math:`S` includes the variance of the units, so that a small mean with large noise is not
+    amplified.
 
     Args:
-        value: A tensor or moments with n features.
-        weight: w, ``(n,)`` or ``None``.
-        bias: b, ``(n,)`` or ``None``.
-        eps: Added to the variance of the vector.
+        value: A tensor or moments with n features; the last dimension is normalised.
+        weight: Factors w, ``(n,)`` or ``None``.
+        bias: Shifts b, ``(n,)`` or ``None``.
+        eps: The constant :math:`\epsilon` added to the variance of the vector.
+
+    Raises:
+        MissingRuleError: No rule is registered for the type of ``value``.
     """
     raise MissingRuleError(f"layer_norm: no rule for {type(value).__name__}; register one with @layer_norm.register")
 
@@ -78,7 +82,7 @@ def _(
     spread = value.variance.mean(-1) * (1 - 1 / value.features)
     mean, jacobian = _linearised(value.mean, spread, weight, bias, eps)
     columns = jacobian(_identity(value.mean))
-    return DiagonalMoments(mean, (value.variance.unsqueeze(-2) @ columns.square()).squeeze(-2))
+    return DiagonalMoments(mean, (value.variance.unsqueeze(-2) @ columns.square()).squeeze(-2), value.event_dims)
 
 
 @layer_norm.register
@@ -106,14 +110,14 @@ def _(
 def _linearised(
     mean: Tensor, spread: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """The mean after normalising, and J applied to the rows of a matrix ``(*batch, rows, n)``.
+    """Return the mean after normalisation, and a function that applies J to the rows of a matrix ``(*batch, rows, n)``.
 
     Args:
-        mean: ``(*batch, n)``.
-        spread: Expected variance within the vector beyond that of its mean, ``(*batch,)``.
-        weight: ``(n,)`` or ``None``.
-        bias: ``(n,)`` or ``None``.
-        eps: Added to the variance.
+        mean: Means of the units, ``(*batch, n)``.
+        spread: Expected variance within the vector in excess of that of its mean, ``(*batch,)``.
+        weight: Factors w, ``(n,)`` or ``None``.
+        bias: Shifts b, ``(n,)`` or ``None``.
+        eps: The constant added to the variance.
     """
     centred = mean - mean.mean(-1, keepdim=True)
     scale = (centred.square().mean(-1) + spread + eps).rsqrt().unsqueeze(-1)  # 1 / sqrt q
@@ -129,4 +133,5 @@ def _linearised(
 
 
 def _identity(mean: Tensor) -> Tensor:
+    """Return the identity matrix of the size, dtype and device of a mean."""
     return torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)

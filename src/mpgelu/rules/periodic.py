@@ -18,7 +18,7 @@ from mpgelu.rules.elementwise import is_certain
 
 @singledispatch
 def periodic(value: Any, frequency: Tensor, phase: Tensor, weight: Tensor) -> Any:
-    r"""Moments of :math:`(x_j,\; W_j^\top \cos A_j)` for every feature j, :math:`A_{ji} = 2\pi(w_{ji} x_j + b_{ji})`.
+    r"""Return the moments of :math:`(x_j,\; W_j^\top \cos A_j)` with :math:`A_{ji} = 2\pi(w_{ji} x_j + b_{ji})`.
 
     For Gaussian :math:`x` all moments are closed forms. With :math:`V = \operatorname{Var} A` and
     :math:`Q = \operatorname{Cov}(A, B)` of two angles, of one feature or of two,
@@ -29,19 +29,23 @@ def periodic(value: Any, frequency: Tensor, phase: Tensor, weight: Tensor) -> An
     .. math:: \operatorname{Cov}(\cos A, \cos B) = e^{-(V_A + V_B)/2}
         \big[\cos \mathrm E A \cos \mathrm E B\,(\cosh Q - 1) + \sin \mathrm E A \sin \mathrm E B\, \sinh Q\big]
 
-    Exact for full moments; diagonal moments get the exact marginals. Factored moments of independent features (a
-    residual and no blocks) stay factored and exact. With correlated features they become full, or, with
-    ``max_rank=math.inf``, stay factored and exact by a factorisation of all outputs together. Certain factored
-    moments stay certain. Moments are computed in float64, whatever the dtype that they are held in.
+    The result is exact for full moments; diagonal moments have the exact marginals. Factored moments of independent
+    features (a residual and no blocks) stay factored and exact. With correlated features they become full or, with
+    ``max_rank=math.inf``, stay factored and exact by a joint factorisation of all outputs. Certain factored moments
+    stay certain. Expectations are computed in float64 and returned in the dtype of the input.
 
     Args:
         value: A tensor or moments with n features.
-        frequency: w, in cycles per unit of the feature, ``(n, k)``.
-        phase: b, in cycles, ``(n, k)``.
-        weight: W, ``(n, k, d)``.
+        frequency: Frequencies w in cycles per unit of the feature, ``(n, k)``.
+        phase: Phases b in cycles, ``(n, k)``.
+        weight: Coefficients W of the cosines, ``(n, k, d)``.
 
     Returns:
         ``n (1 + d)`` features: each input feature, followed by its d combinations of cosines.
+
+    Raises:
+        InputError: The number of features or the dtype does not fit the frequencies.
+        MissingRuleError: No rule is registered for the type of ``value``.
     """
     raise MissingRuleError(f"periodic: no rule for {type(value).__name__}; register one with @periodic.register")
 
@@ -58,7 +62,7 @@ def _(value: DiagonalMoments, frequency: Tensor, phase: Tensor, weight: Tensor) 
     _check(value.mean, frequency)
     fit = fit_apart(value.mean, value.variance, frequency, phase, weight)
     variance = fit.gain.square() * value.variance.unsqueeze(-1) + fit.added
-    return DiagonalMoments(fit.mean.flatten(-2), variance.flatten(-2).to(value.mean.dtype))
+    return DiagonalMoments(fit.mean.flatten(-2), variance.flatten(-2).to(value.mean.dtype), value.event_dims)
 
 
 @periodic.register
@@ -94,10 +98,15 @@ def _(value: FactoredMoments, frequency: Tensor, phase: Tensor, weight: Tensor) 
 
 
 class EmbeddingFit(NamedTuple):
-    r"""The embedding of Gaussian features by its best linear fit, :math:`\bar y + g\,(x_j - m_j) + e`.
+    r"""The best linear fit of the embedding of Gaussian features, :math:`\bar y + g\,(x_j - m_j) + e`.
 
-    The rest :math:`e` is uncorrelated with all features, and zero for the feature itself. Its covariance is held for
-    groups of features whose rests are uncorrelated: every feature is a group, or all features are one.
+    The residual :math:`e` is uncorrelated with all features, and zero for the feature itself. Its covariance is stored
+    for groups of features whose residuals are uncorrelated: either every feature is a group, or all features are one.
+
+    Attributes:
+        mean: Expectation :math:`\bar y`, ``(*batch, n, 1 + d)``.
+        gain: Slope g, ``(*batch, n, 1 + d)``.
+        rest: Covariance of e in float64, ``(*batch, groups, size d, size d)`` for groups of ``size`` features.
     """
 
     mean: Tensor  # (*batch, n, 1 + d)
@@ -106,24 +115,32 @@ class EmbeddingFit(NamedTuple):
 
     @property
     def added(self) -> Tensor:
-        """Variance of the rest, ``(*batch, n, 1 + d)``, if each feature is a group."""
+        """Variance of the residual, ``(*batch, n, 1 + d)``; defined if each feature is a group."""
         return F.pad(self.rest.diagonal(dim1=-2, dim2=-1), (1, 0))
 
 
 def fit_apart(mean: Tensor, variance: Tensor, frequency: Tensor, phase: Tensor, weight: Tensor) -> EmbeddingFit:
-    """Independent features, each a group of its own; ``mean`` and ``variance`` are ``(*batch, n)``."""
+    """Return the fit for independent features, each of which is a group.
+
+    Args:
+        mean: Means, ``(*batch, n)``.
+        variance: Variances, ``(*batch, n)``.
+        frequency: Frequencies, ``(n, k)``.
+        phase: Phases, ``(n, k)``.
+        weight: Coefficients, ``(n, k, d)``.
+    """
     parameters = (part.unsqueeze(1) for part in (frequency, phase, weight))
     return _fit(mean.unsqueeze(-1), variance[..., None, None], *parameters)
 
 
 def _fit_together(mean: Tensor, covariance: Tensor, frequency: Tensor, phase: Tensor, weight: Tensor) -> EmbeddingFit:
-    """All features in one group; ``mean`` is ``(*batch, n)``, ``covariance`` is ``(*batch, n, n)``."""
+    """Return the fit with all features in one group, for means ``(*batch, n)`` and covariances ``(*batch, n, n)``."""
     parameters = (part.unsqueeze(0) for part in (frequency, phase, weight))
     return _fit(mean.unsqueeze(-2), covariance.unsqueeze(-3), *parameters)
 
 
 def _fit(mean: Tensor, covariance: Tensor, frequency: Tensor, phase: Tensor, weight: Tensor) -> EmbeddingFit:
-    """With a dimension of groups before that of features, of all arguments."""
+    """Return the fit; all arguments have a dimension of groups before that of features."""
     dtype = mean.dtype
     mean, covariance, frequency, phase, weight = (t.double() for t in (mean, covariance, frequency, phase, weight))
     slope = 2 * math.pi * frequency
@@ -146,17 +163,17 @@ def _fit(mean: Tensor, covariance: Tensor, frequency: Tensor, phase: Tensor, wei
 
 
 def _rest(cos: Tensor, sin: Tensor, spread: Tensor, covariance: Tensor) -> Tensor:
-    r"""Covariance of all pairs of cosines beyond what a linear function of the features explains.
+    r"""Return the covariance of all pairs of cosines that a linear function of the features does not explain.
 
     .. math:: e^{-(V_A + V_B)/2} \big[\cos A \cos B\,(\cosh Q - 1) + \sin A \sin B\,(\sinh Q - Q)\big]
 
-    with :math:`e^{|Q|}` taken out, which neither overflows for large nor cancels for small variances.
+    The factor :math:`e^{|Q|}` is extracted, so that large variances do not overflow and small ones do not cancel.
 
     Args:
-        cos: Function of the mean angles, ``(*batch, n, k)``.
-        sin: Function of the mean angles, ``(*batch, n, k)``.
-        spread: V, ``(*batch, n, k)``.
-        covariance: Q, ``(*batch, n, k, n, k)``.
+        cos: Cosines of the mean angles, ``(*batch, n, k)``.
+        sin: Sines of the mean angles, ``(*batch, n, k)``.
+        spread: Variances V of the angles, ``(*batch, n, k)``.
+        covariance: Covariances Q of the angles, ``(*batch, n, k, n, k)``.
     """
     sign = torch.where(covariance < 0, -1.0, 1.0)  # never 0, or second derivatives at Q = 0 would be lost
     size = sign * covariance
@@ -169,21 +186,23 @@ def _rest(cos: Tensor, sin: Tensor, spread: Tensor, covariance: Tensor) -> Tenso
 
 
 def _beside(value: Tensor, cosines: Tensor, weight: Tensor) -> Tensor:
-    """Features with the combinations of their cosines, ``(*batch, n, 1 + d)``."""
+    """Return the features with the combinations of their cosines, ``(*batch, n, 1 + d)``."""
     rows = cosines.reshape(-1, *cosines.shape[-2:])  # ONNX wants every dimension of einsum named
     combined = torch.einsum("bnk,nkd->bnd", rows, weight).reshape(*value.shape, -1)
     return torch.cat([value.unsqueeze(-1), combined], -1)
 
 
 def _combined_pairs(pairs: Tensor, weight: Tensor) -> Tensor:
-    """Covariances of cosines ``(*batch, groups, features, k, features, k)`` as those of their combinations."""
+    """Return the covariances of the combinations, from those of the cosines ``(*batch, groups, size, k, size, k)``."""
     rows = pairs.reshape(-1, *pairs.shape[-5:])
-    combined = torch.einsum("bgikjl,gikd,gjle->bgidje", rows, weight, weight)
+    # Two operands at a time: with three, the package opt_einsum would fix the number of rows of a traced graph.
+    half = torch.einsum("bgikjl,gikd->bgidjl", rows, weight)
+    combined = torch.einsum("bgidjl,gjle->bgidje", half, weight)
     return combined.reshape(*pairs.shape[:-5], *combined.shape[1:])
 
 
 def _outer(value: Tensor) -> Tensor:
-    """Products of all pairs of the entries of matrices, ``(*batch, n, k, n, k)``."""
+    """Return the products of all pairs of entries of matrices, ``(*batch, n, k, n, k)``."""
     return value[..., :, :, None, None] * value[..., None, None, :, :]
 
 
@@ -191,12 +210,12 @@ def _outer(value: Tensor) -> Tensor:
 
 
 def _gained(block: Block, gain: Tensor) -> Tensor:
-    """The factor of a block after the linear part of the fit, ``(*batch, rank, n (1 + d))``."""
+    """Return the factor of a block after the linear part of the fit, ``(*batch, rank, n (1 + d))``."""
     return (block.scaled_factor.unsqueeze(-1) * gain.unsqueeze(-3)).flatten(-2)
 
 
 def _rest_block(fit: EmbeddingFit) -> Block:
-    """The rest of the fit as sources of their own."""
+    """Return the residual of the fit as a block with sources of its own."""
     factor, variance = _sources(fit.rest)  # (*batch, groups, rank, features d), (*batch, groups, rank)
     factor = factor.reshape(*factor.shape[:-1], -1, fit.mean.shape[-1] - 1)
     factor = F.pad(factor, (1, 0)).flatten(-2)  # (*batch, groups, rank, features (1 + d))
@@ -206,12 +225,12 @@ def _rest_block(fit: EmbeddingFit) -> Block:
 
 
 def _sources(covariance: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Factor F and variances d of :math:`C = F^\top \operatorname{diag}(d)\, F`, by Cholesky's method without roots.
+    r"""Return F and d of :math:`C = F^\top \operatorname{diag}(d)\, F`, by the square-root-free Cholesky method.
 
-    A source that is nothing but rounding is left out, so singular matrices, zero among them, have their factors too.
+    Sources whose variance is rounding error are set to zero, so singular matrices, including zero, can be factored.
 
     Args:
-        covariance: ``(*batch, n, n)``.
+        covariance: Covariances C, ``(*batch, n, n)``.
     """
     n = covariance.shape[-1]
     smallest = n * torch.finfo(covariance.dtype).eps * covariance.diagonal(dim1=-2, dim2=-1)
@@ -231,7 +250,7 @@ def _sources(covariance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check(value: Tensor, frequency: Tensor) -> None:
-    """The embedding is of as many features as there are, and of their dtype."""
+    """Raise if the number of features or the dtype of the input does not fit the frequencies."""
     n, came = frequency.shape[0], value.shape[-1] if value.dim() else 0
     if came != n:
         raise InputError(

@@ -1,4 +1,8 @@
-"""ReLU of a Gaussian vector: exact means and variances, and two ways to the covariance."""
+"""ReLU of a Gaussian vector: exact means and variances, and two methods for the covariance.
+
+Covariances are computed for the pairs i < j only, in chunks of rows whose temporaries fit the cache, with analytic
+gradients that save nothing but the inputs. The formulas of a pair are in :mod:`mpgelu.rules.relu_pairs`.
+"""
 
 from __future__ import annotations
 
@@ -24,25 +28,38 @@ _CHUNK = 98304  # pairs worked on at a time: temporaries stay in the cache, and 
 
 @singledispatch
 def relu(value: Any, covariance: Covariance = "exact") -> Any:
-    r"""Moments of :math:`\max(h, 0)` for Gaussian :math:`h`.
+    r"""Return the moments of :math:`\max(h, 0)` for Gaussian :math:`h`.
 
     With :math:`a = m / s`, :math:`s = \sqrt v` and :math:`\mathrm{SR}(a) = \varphi(a) + a \Phi(a)`:
 
     .. math:: s\,\mathrm{SR}(a), \qquad v\,[\Phi(a) - \mathrm{SR}(a)\,\mathrm{SR}(-a)]
 
-    Means and variances are exact for a Gaussian input. Covariances are exact to the quadrature error
-    (2e-6 of s1 s2) or follow the DVI approximation (1.2e-2), the paper's baseline. Factored moments become full ones.
-    NaN in a unit's mean or variance gives NaN; a mean of minus infinity gives zero.
+    Means and variances are exact for a Gaussian input. Covariances are exact to the quadrature error (2e-6 of s1 s2),
+    or follow the DVI approximation (error up to 1.2e-2), the baseline of the paper. Factored moments become full ones.
+    NaN in the mean or variance of a unit gives NaN; a mean of minus infinity gives zero.
 
     Args:
-        value: a tensor or moments with n features.
-        covariance: ``"exact"`` or ``"dvi"``, for full and factored moments.
+        value: A tensor or moments with n features.
+        covariance: ``"exact"`` or ``"dvi"``; it matters for full and factored moments.
+
+    Raises:
+        InputError: ``covariance`` is neither of the two.
+        MissingRuleError: No rule is registered for the type of ``value``.
     """
     raise MissingRuleError(f"relu: no rule for {type(value).__name__}; register one with @relu.register")
 
 
 def check_covariance(caller: str, given: object, options: Any) -> None:
-    """One of the ways to a covariance that a literal type lists."""
+    """Check the name of a method for covariances.
+
+    Args:
+        caller: Name of the function that the error message starts with.
+        given: The name to check.
+        options: A ``Literal`` type with the valid names.
+
+    Raises:
+        InputError: The name is not one of the options.
+    """
     if given not in get_args(options):
         names = " or ".join(map(repr, get_args(options)))
         raise InputError(f"{caller}: covariance must be {names}, got {given!r}")
@@ -57,7 +74,8 @@ def _(value: Tensor, covariance: Covariance = "exact") -> Tensor:
 @relu.register
 def _(value: DiagonalMoments, covariance: Covariance = "exact") -> DiagonalMoments:
     check_covariance("relu", covariance, Covariance)
-    return DiagonalMoments(*_marginals(value.mean, value.variance, *_units(value.mean, value.variance)))
+    mean, variance = _marginals(value.mean, value.variance, *_units(value.mean, value.variance))
+    return DiagonalMoments(mean, variance, value.event_dims)
 
 
 @relu.register
@@ -74,13 +92,13 @@ def _(value: FactoredMoments, covariance: Covariance = "exact") -> FullMoments:
 
 
 def _units(mean: Tensor, variance: Tensor) -> tuple[Units, Tensor]:
-    """The units at variance one, and their standard deviation."""
+    """Return the units scaled to variance one, and their standard deviations."""
     ratio, stddev = standardise(mean, variance)
     return Units(ratio, cdf(ratio), pdf(ratio)), stddev
 
 
 def _marginals(mean: Tensor, variance: Tensor, units: Units, stddev: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance after ReLU."""
+    """Return mean and variance after ReLU."""
     ratio, probability, density = units
     ramp = density + ratio * probability  # SR(a); SR(-a) = SR(a) - a
     finite = mean.clamp_min(torch.finfo(mean.dtype).min)  # minus infinity times a probability of zero is zero
@@ -89,7 +107,7 @@ def _marginals(mean: Tensor, variance: Tensor, units: Units, stddev: Tensor) -> 
 
 
 class _FullReLU(torch.autograd.Function):
-    """The rule on the pairs i < j only, chunk by chunk; saves its inputs and nothing else."""
+    """The rule for full moments as an autograd function: pairs i < j only, in chunks, saving nothing but its inputs."""
 
     @staticmethod
     def forward(mean: Tensor, covariance: Tensor, variant: Covariance) -> tuple[Tensor, Tensor]:
@@ -111,7 +129,7 @@ class _FullReLU(torch.autograd.Function):
 
 
 class _FullReLUGradient(torch.autograd.Function):
-    """Its gradients, a function of their own so that they too can be vmapped (``torch.func.jacrev``)."""
+    """The gradients of :class:`_FullReLU` as a separate function, which ``torch.func.jacrev`` can map over."""
 
     @staticmethod
     def forward(
@@ -121,7 +139,7 @@ class _FullReLUGradient(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Nothing to save: there is no second derivative."""
+        """Save nothing: second derivatives are not implemented."""
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, tuple[int, int]]:
@@ -129,19 +147,22 @@ class _FullReLUGradient(torch.autograd.Function):
 
 
 def _batch_first(info: Any, in_dims: tuple[int | None, ...], inputs: tuple[Any, ...]) -> list[Any]:
-    """Inputs with the mapped dimension in front of every tensor: the rule is row-wise over leading dimensions."""
+    """Return the inputs with the mapped dimension first; the rule works row by row over leading dimensions."""
     *tensors, variant = inputs
     mapped = zip(tensors, in_dims, strict=False)
     return [x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0) for x, dim in mapped] + [variant]
 
 
 def _by_chunks(rule: Callable[..., _Rows], variant: Covariance, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Apply a rule to chunks of rows, and write the units and pairs it gives into matrices.
+    """Apply a rule to chunks of rows, and assemble the units and pairs that it returns into matrices.
 
     Args:
-        rule: takes the variant, the pairs and the inputs of a chunk; the matrices come as ``(rows, n * n)``.
-        variant: way to the covariance.
-        *inputs: vectors ``(*batch, n)`` and matrices ``(*batch, n, n)`` in turn.
+        rule: Takes the variant, the pairs and the inputs of a chunk, with matrices as ``(rows, n * n)``.
+        variant: Method for the covariance.
+        *inputs: Vectors ``(*batch, n)`` and matrices ``(*batch, n, n)`` in turn.
+
+    Returns:
+        A vector ``(*batch, n)`` and a matrix ``(*batch, n, n)``.
     """
     n = inputs[0].shape[-1]
     compiling = torch.compiler.is_compiling()  # then the compiler fuses, and looks with suspicion at caches
@@ -161,7 +182,16 @@ def _by_chunks(rule: Callable[..., _Rows], variant: Covariance, *inputs: Tensor)
 
 
 class _Pairs(NamedTuple):
-    """Where the pairs i < j of n units are found."""
+    """Index tensors of the pairs i < j of n units.
+
+    Attributes:
+        first: Unit i of each pair.
+        second: Unit j of each pair.
+        upper: Index of :math:`C_{ij}` in the flattened matrix.
+        lower: Index of :math:`C_{ji}` in the flattened matrix.
+        matrix: For each of the n * n entries of the matrix, its index in (diagonal, pairs).
+        partners: For each unit the indices of its n - 1 pairs in (pairs, pairs); in the second copy where it is j.
+    """
 
     first: Tensor  # i of each pair
     second: Tensor  # j
@@ -172,7 +202,7 @@ class _Pairs(NamedTuple):
 
     @classmethod
     def of(cls, n: int, device: torch.device) -> Self:
-        """Count the pairs row by row."""
+        """Enumerate the pairs of n units row by row."""
         first, second = torch.triu_indices(n, n, offset=1, device=device)
         number = torch.arange(len(first), device=device)
         matrix = torch.arange(n, device=device).diag()
@@ -186,7 +216,7 @@ _cached_pairs = cache(_Pairs.of)
 
 
 def _values(variant: Covariance, pairs: _Pairs, mean: Tensor, covariance: Tensor) -> _Rows:
-    """Means, variances and the covariance of each pair after ReLU."""
+    """Return means, variances and the covariance of each pair after ReLU."""
     variance = covariance[:, :: mean.shape[1] + 1].contiguous()
     units, stddev = _units(mean, variance)
     scale, correlation = _standardised_pairs(pairs, stddev, covariance)
@@ -199,11 +229,11 @@ def _values(variant: Covariance, pairs: _Pairs, mean: Tensor, covariance: Tensor
 def _gradients(
     variant: Covariance, pairs: _Pairs, mean: Tensor, covariance: Tensor, grad_mean: Tensor, grad_covariance: Tensor
 ) -> _Rows:
-    r"""Gradients by the means, the variances and the covariance of each pair, half of it for either triangle.
+    r"""Return the gradients by means, variances and pair covariances, half of the latter for each triangle.
 
-    A pair contributes :math:`s_i s_j f(a_i, a_j, \rho)` with :math:`a = m / s` and :math:`\rho = C_{ij} / s_i s_j`, the
-    marginals have :math:`\partial m' = (\Phi, \varphi / 2s)` and
-    :math:`\partial v' = (2 s\,\mathrm{SR}(a)\,\Phi(-a), \Phi - \mathrm{SR}\,\varphi)` by :math:`(m, v)`.
+    A pair contributes :math:`s_i s_j f(a_i, a_j, \rho)` with :math:`a = m / s` and :math:`\rho = C_{ij} / s_i s_j`.
+    The marginals have :math:`\partial m' = (\Phi, \varphi / 2s)` and :math:`\partial v' = (2
+    s\,\mathrm{SR}(a)\,\Phi(-a), \Phi - \mathrm{SR}\,\varphi)` with respect to :math:`(m, v)`.
     """
     variance, grad_variance = (x[:, :: mean.shape[1] + 1].contiguous() for x in (covariance, grad_covariance))
     units, stddev = _units(mean, variance)
@@ -232,13 +262,19 @@ def _gradients(
 
 
 def _standardised_pairs(pairs: _Pairs, stddev: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Product of the standard deviations and correlation of each pair; rounding may carry it out of [-1, 1]."""
+    """Return product of standard deviations and correlation of each pair; rounding may move it out of [-1, 1]."""
     scale = stddev.index_select(1, pairs.first).mul_(stddev.index_select(1, pairs.second))
     return scale, covariance.index_select(1, pairs.upper).div_(scale)
 
 
 def _sum_partners(pairs: _Pairs, of_first: Tensor, of_second: Tensor) -> Tensor:
-    """Sum over the pairs of each unit what they hold for their first and for their second unit: ``(rows, n)``."""
+    """Return for each unit the sum over its pairs, ``(rows, n)``.
+
+    Args:
+        pairs: The index tensors.
+        of_first: Terms of the first unit of each pair, ``(rows, pairs)``.
+        of_second: Terms of the second unit of each pair, ``(rows, pairs)``.
+    """
     n = math.isqrt(len(pairs.matrix))
     both = torch.cat([of_first, of_second], dim=1).index_select(1, pairs.partners)
     return both.view(len(both), n - 1, n).sum(dim=1)

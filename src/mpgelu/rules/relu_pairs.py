@@ -1,7 +1,8 @@
-"""Covariance of two rectified Gaussians of unit variance: by Price's theorem, and the DVI approximation.
+"""Covariance of two rectified Gaussians of unit variance, by Price's theorem and by the DVI approximation.
 
-Each formula comes twice: the value alone, and the value with its derivatives by the two ratios and the correlation.
-All are elementwise over ``(rows, pairs)``, made for small chunks: temporaries are overwritten where possible.
+Each formula is implemented twice: the value alone, and the value with its derivatives by the two ratios and the
+correlation. All functions are elementwise over ``(rows, pairs)`` and written for small chunks: temporaries are
+overwritten where possible.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ _EDGE = 1 - 1e-7  # beyond it the derivative of the DVI formula by rho, infinite
 
 
 class Units(NamedTuple):
-    """Units of variance one: ratio a of mean to standard deviation, Phi(a) and phi(a)."""
+    r"""Gaussian units of variance one.
+
+    Attributes:
+        ratio: Ratio a of mean to standard deviation.
+        probability: :math:`\Phi(a)`.
+        density: :math:`\varphi(a)`.
+    """
 
     ratio: Tensor
     probability: Tensor
@@ -30,7 +37,7 @@ class Units(NamedTuple):
 
 
 class Slopes(NamedTuple):
-    """A covariance and its derivatives."""
+    """A covariance with its derivatives by the ratios :math:`a_1`, :math:`a_2` and by the correlation."""
 
     value: Tensor
     by_a1: Tensor
@@ -39,28 +46,34 @@ class Slopes(NamedTuple):
 
 
 def exact_pairs(one: Units, two: Units, correlation: Tensor) -> Tensor:
-    r"""Covariance of :math:`(z_1 + a_1)_+` and :math:`(z_2 + a_2)_+` for standard normal z with correlation rho.
+    r"""Return the covariance of :math:`(z_1 + a_1)_+` and :math:`(z_2 + a_2)_+`, z standard normal of correlation rho.
 
     .. math:: \rho\,\Phi(a_1)\Phi(a_2) + \frac1{2\pi} \int_0^{\arcsin\rho} (\rho - \sin t)
         \exp\Big(-\frac{a_1^2 + a_2^2 - 2 a_1 a_2 \sin t}{2\cos^2 t}\Big)\, dt
 
-    The integral is taken by 8-point Gauss-Legendre in t: error below 2e-6 for :math:`|a| \le 4`, 7e-6 where rho is 1.
+    The integral is evaluated by 8-point Gauss-Legendre quadrature in t. The error is below 2e-6 for :math:`|a| \le 4`,
+    and 7e-6 at rho = 1.
 
     Args:
         one: The first unit of each pair, any shape.
-        two: The second unit.
-        correlation: Rho in [-1, 1].
+        two: The second unit of each pair, the same shape.
+        correlation: Correlation rho in [-1, 1].
     """
     return _price(one, two, correlation)[0]
 
 
 def exact_slopes(one: Units, two: Units, correlation: Tensor) -> Slopes:
-    r"""The covariance of :func:`exact_pairs` with its analytic derivatives, finite at rho = +-1.
+    r"""Return the covariance of :func:`exact_pairs` with its analytic derivatives, which are finite at rho = +-1.
 
-    Price's theorem: the derivative by rho is the probability :math:`P_{12}` that both are positive, and
+    By Price's theorem the derivative by rho is the probability :math:`P_{12}` that both are positive, and
 
     .. math:: \mathrm E[1(x_1 > 0)\, x_{2+}] = a_2 P_{12} + \varphi(a_2) \Phi(b_1) + \rho\,\varphi(a_1) \Phi(b_2),
         \qquad b_1 = \frac{a_1 - \rho a_2}{\sqrt{1 - \rho^2}}
+
+    Args:
+        one: The first unit of each pair, any shape.
+        two: The second unit of each pair, the same shape.
+        correlation: Correlation rho in [-1, 1].
     """
     value, both = _price(one, two, correlation)
     (a1, p1, d1), (a2, p2, d2) = one, two
@@ -73,7 +86,7 @@ def exact_slopes(one: Units, two: Units, correlation: Tensor) -> Slopes:
 
 
 def _price(one: Units, two: Units, correlation: Tensor) -> tuple[Tensor, Tensor]:
-    """The covariance, and the probability that both are positive."""
+    """Return the covariance and the probability that both units are positive."""
     a1, a2 = one.ratio, two.ratio
     angle = torch.asin(correlation)
     half_squares, product = (a1 * a1).addcmul_(a2, a2).mul_(0.5), a1 * a2
@@ -90,32 +103,37 @@ def _price(one: Units, two: Units, correlation: Tensor) -> tuple[Tensor, Tensor]
 
 
 def dvi_pairs(one: Units, two: Units, correlation: Tensor) -> Tensor:
-    r"""The same covariance by the approximation of Wu et al. (2019), the paper's ReLU baseline.
+    r"""Return the same covariance by the approximation of Wu et al. (2019), the ReLU baseline of the paper.
 
     .. math:: \rho \Big\{ \Phi(a_1)\Phi(a_2) + \frac{g}{2\pi} \exp\Big[
         -\frac{\rho\,(a_1^2 + a_2^2)}{2 g (1 + \bar\rho)} + \frac{\arcsin\rho - \rho}{\rho\, g}\, a_1 a_2 \Big] \Big\}
 
-    with :math:`\bar\rho = \sqrt{1 - \rho^2}` and :math:`g = \arcsin\rho - \rho / (1 + \bar\rho)`; the DVI paper
-    prints a plus sign in g and omits a factor rho, which is wrong by up to 0.49. As here it is within 1.3e-2 of the
-    truth (1.5e-2 where rho is 1). The covariances it gives are not always positive semidefinite.
+    with :math:`\bar\rho = \sqrt{1 - \rho^2}` and :math:`g = \arcsin\rho - \rho / (1 + \bar\rho)`. The DVI paper prints
+    a plus sign in g and omits a factor rho, which is wrong by up to 0.49. In this form the error is at most 1.3e-2
+    (1.5e-2 at rho = 1). The resulting covariance matrices are not always positive semidefinite.
 
     Args:
         one: The first unit of each pair, any shape.
-        two: The second unit.
-        correlation: Rho in [-1, 1].
+        two: The second unit of each pair, the same shape.
+        correlation: Correlation rho in [-1, 1].
     """
     bump = _dvi_terms(one.ratio, two.ratio, correlation)[0]
     return (one.probability * two.probability).add_(bump, alpha=_PER_TURN).mul_(correlation)
 
 
 def dvi_slopes(one: Units, two: Units, correlation: Tensor) -> Slopes:
-    r"""The covariance of :func:`dvi_pairs` with its analytic derivatives.
+    r"""Return the covariance of :func:`dvi_pairs` with its analytic derivatives.
 
-    It is :math:`\rho\,(\Phi_1 \Phi_2 + h)`, :math:`2\pi h = g \exp[-\tfrac w2 (a_1^2 + a_2^2) + e\,a_1 a_2]`, and with
-    the identities :math:`w' = e w / \bar\rho` and :math:`\rho e' = \rho w / \bar\rho - e (1 + w)`
+    The covariance is :math:`\rho\,(\Phi_1 \Phi_2 + h)`, :math:`2\pi h = g \exp[-\tfrac w2 (a_1^2 + a_2^2) + e\,a_1
+    a_2]`, and with the identities :math:`w' = e w / \bar\rho` and :math:`\rho e' = \rho w / \bar\rho - e (1 + w)`
 
     .. math:: \rho\,\frac{\partial h}{\partial\rho} = h\,\Big[ w - e (1 + w)\,a_1 a_2
         + \frac{\rho w}{\bar\rho} \Big( a_1 a_2 - \frac e2 (a_1^2 + a_2^2) \Big) \Big]
+
+    Args:
+        one: The first unit of each pair, any shape.
+        two: The second unit of each pair, the same shape.
+        correlation: Correlation rho in [-1, 1].
     """
     (a1, p1, d1), (a2, p2, d2) = one, two
     bump, w, e, rho_bar, squares, product = _dvi_terms(a1, a2, correlation)
@@ -129,9 +147,9 @@ def dvi_slopes(one: Units, two: Units, correlation: Tensor) -> Slopes:
 
 
 def _dvi_terms(a1: Tensor, a2: Tensor, correlation: Tensor) -> tuple[Tensor, ...]:
-    r"""The bump :math:`2\pi h`, the w and e of its exponent, :math:`\bar\rho`, :math:`a_1^2 + a_2^2`, :math:`a_1 a_2`.
+    r"""Return :math:`2\pi h`, the w and e of its exponent, :math:`\bar\rho`, :math:`a_1^2 + a_2^2` and :math:`a_1 a_2`.
 
-    With :math:`l = \rho / (1 + \bar\rho)` these are :math:`w = l / g` and
+    With :math:`l = \rho / (1 + \bar\rho)` the terms are :math:`w = l / g` and
     :math:`e = (\arcsin\rho - \rho) / (\rho g) = (1 - w \bar\rho) / \rho`.
     """
     rho = correlation.clamp(-_EDGE, _EDGE).add_(max(1e-30, torch.finfo(a1.dtype).tiny))  # never zero
@@ -147,6 +165,6 @@ def _dvi_terms(a1: Tensor, a2: Tensor, correlation: Tensor) -> tuple[Tensor, ...
 
 
 def where_inside(gradient: Tensor, x: Tensor, bound: float) -> Tensor:
-    """The gradient where x lies strictly between -bound and bound, zero elsewhere: one pass, unlike ``torch.where``."""
+    """Return the gradient where x lies strictly between -bound and bound, and zero elsewhere, in a single pass."""
     inside: Tensor = torch.ops.aten.hardtanh_backward(gradient, x, -bound, bound)
     return inside

@@ -1,4 +1,4 @@
-"""Multiplication by known factors, and the step that every elementwise rule ends with."""
+"""Multiplication by known factors, and the last step that all elementwise rules share."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moment
 
 @singledispatch
 def scale(value: Any, gain: Tensor | float) -> Any:
-    r"""Moments of :math:`g \circ h` for a known :math:`g`.
+    r"""Return the moments of :math:`g \circ h` for known factors :math:`g`.
 
     .. math:: g\, m, \qquad g_i g_j C_{ij}
 
-    Exact for every kind of moments.
+    Exact for every type of moments.
 
     Args:
         value: A tensor or moments with n features.
-        gain: A number, ``(n,)`` or anything that broadcasts to the mean without enlarging it.
+        gain: A number, ``(n,)``, or any tensor that broadcasts to the mean without enlarging it.
+
+    Raises:
+        InputError: The shape of the gain does not fit.
+        MissingRuleError: No rule is registered for the type of ``value``.
     """
     raise MissingRuleError(f"scale: no rule for {type(value).__name__}; register one with @scale.register")
 
@@ -47,17 +51,21 @@ def _(value: Moments, gain: Tensor | float) -> Moments:
 
 @singledispatch
 def rescale(value: Any, mean: Tensor, gain: Tensor, added: Tensor | None = None, row_wise: bool = False) -> Any:
-    r"""Moments with a new mean and the covariance :math:`g_i g_j C_{ij} + \delta_{ij}\, e_i`.
+    r"""Return moments with a new mean and the covariance :math:`g_i g_j C_{ij} + \delta_{ij}\, e_i`.
 
-    The building block of rules for nonlinear functions: a best linear fit with gain g and an independent rest. Such a
-    rule can be registered once for :class:`Moments`. A plain tensor is known exactly and becomes ``mean``.
+    Rules of nonlinear functions are built from it: a best linear fit of gain g with an independent residual. Such a
+    rule can be registered once for :class:`Moments`. For a plain tensor, which has no covariance, the result is
+    ``mean``.
 
     Args:
         value: A tensor or moments with n features.
-        mean: ``(*batch, n)``.
-        gain: g, ``(n,)`` or ``(*batch, n)``.
-        added: e, variance that each unit gets of its own, ``(*batch, n)``; ``None`` for none.
-        row_wise: Whether each row has its own gain; without batch dimensions the shape does not show it.
+        mean: The new mean, ``(*batch, n)``.
+        gain: Factors g, ``(n,)`` or ``(*batch, n)``.
+        added: Variances e that each unit gains independently of the others, ``(*batch, n)``; ``None`` for zero.
+        row_wise: Whether each row has its own gain. Without batch dimensions the shape does not show it.
+
+    Raises:
+        MissingRuleError: No rule is registered for the type of ``value``.
     """
     raise MissingRuleError(f"rescale: no rule for {type(value).__name__}; register one with @rescale.register")
 
@@ -72,7 +80,7 @@ def _(
     value: DiagonalMoments, mean: Tensor, gain: Tensor, added: Tensor | None = None, row_wise: bool = False
 ) -> DiagonalMoments:
     variance = value.variance * gain.square()
-    return DiagonalMoments(mean, variance if added is None else variance + added)
+    return DiagonalMoments(mean, variance if added is None else variance + added, value.event_dims)
 
 
 @rescale.register
@@ -96,7 +104,11 @@ def _(
 
 
 def check_constant(caller: str, value: Moments, constant: Tensor) -> None:
-    """A known tensor that meets moments must not add features or rows to them."""
+    """Check that a constant tensor broadcasts to the mean of moments without adding features or rows.
+
+    Raises:
+        InputError: It does not.
+    """
     try:
         constant.expand(value.mean.shape)
     except RuntimeError:

@@ -28,16 +28,22 @@ class Rows:
         shuffle: From a generator to random numbers ``(*models, rows)``, by whose size an epoch orders the rows.
     """
 
+    is_whole = True  # each of several processes holds all rows
+
     def __init__(self, data: Pair, size: int, drop_last: bool, seed: int, shuffle: Shuffle | None = None) -> None:
         self.X, self.y = data
         self.first = self.X[..., :size, :], self.y[..., :size]
         self._size, self._drop_last = size, drop_last
-        self._generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(seed)
         self._shuffle = shuffle or (lambda generator: torch.rand(self.y.shape, generator=generator))
 
-    def epoch(self) -> Iterator[Pair]:
-        """Shuffle the rows of every model once, then cut slices: no copying per batch."""
-        order = self._shuffle(self._generator).argsort(-1).to(self.y.device)
+    def epoch(self, number: int = 0) -> Iterator[Pair]:
+        """Shuffle the rows of every model once, then cut slices: no copying per batch.
+
+        Args:
+            number: Of the epoch, which the generator need not know.
+        """
+        order = self._shuffle(self.generator).argsort(-1).to(self.y.device)
         X, y = torch.take_along_dim(self.X, order.unsqueeze(-1), dim=-2), torch.take_along_dim(self.y, order, dim=-1)
         rows, size = y.shape[-1], self._size
         end = rows - rows % size if self._drop_last and rows >= size else rows
@@ -53,6 +59,8 @@ class Loader:
         like: Tensor whose device the batches are moved to, and whose dtype arrays of numpy get.
     """
 
+    is_whole = False  # each of several processes has a loader that gives its part
+
     def __init__(self, batches: Iterable[Any], like: Tensor) -> None:
         if isinstance(batches, Iterator):
             raise InputError(
@@ -60,10 +68,18 @@ class Loader:
                 "or a list of batches, which every epoch can iterate again"
             )
         self._batches, self._like = batches, like
+        self.generator: torch.Generator | None = getattr(batches, "generator", None)
         self.first = next(self.epoch())
 
-    def epoch(self) -> Iterator[Pair]:
-        """The batches of one pass through the data."""
+    def epoch(self, number: int = 0) -> Iterator[Pair]:
+        """The batches of one pass through the data.
+
+        Args:
+            number: Of the epoch, for samplers that shuffle by it, as ``DistributedSampler`` does.
+        """
+        sampler = getattr(self._batches, "sampler", None)
+        if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+            set_epoch(number)
         empty = True
         for batch in self._batches:
             empty = False
@@ -76,20 +92,25 @@ def source(
     data: Data, like: Tensor, size: int, drop_last: bool, seed: int, shuffle: Shuffle | None = None
 ) -> Rows | Loader:
     """All rows at once if the data is a pair, otherwise batches."""
-    if not _is_pair(data) and isinstance(data, Iterable) and not isinstance(data, Tensor | np.ndarray | str):
+    if not is_whole(data):
         return Loader(data, like)
     return Rows(check_data("data", data, like), size, drop_last, seed, shuffle)
 
 
 def all_rows(name: str, data: Data, like: Tensor) -> Pair:
     """Features and targets of a pair, or of all batches of a loader."""
-    if _is_pair(data) or not isinstance(data, Iterable) or isinstance(data, Tensor | np.ndarray | str):
+    if is_whole(data):
         return check_data(name, data, like)
     pairs = [check_data(name, batch, like) for batch in data]
     if not pairs:
         raise InputError(f"fit: {name} gave no batch")
     X, y = zip(*pairs, strict=True)
     return torch.cat(X, -2), torch.cat(y, -1)
+
+
+def is_whole(data: object) -> bool:
+    """Whether data is all rows at once, or something that cannot be iterated, and not a loader."""
+    return _is_pair(data) or not isinstance(data, Iterable) or isinstance(data, Tensor | np.ndarray | str)
 
 
 def _is_pair(data: object) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Self
 
@@ -18,6 +19,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.seen = False
+        self._at_once = False
 
     def __enter__(self) -> Self:
         """Listen from now on."""
@@ -33,8 +35,18 @@ class Interrupts:
         if self._listens:
             signal.signal(signal.SIGINT, self._before)
 
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Where nothing can be left half done, such as waiting for others: Ctrl-C is noted and raised."""
+        self._at_once = True
+        try:
+            yield
+        finally:
+            self._at_once = False
+
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.seen:  # the second time, do not wait for the step
+        if self.seen or self._at_once:  # the second time, do not wait for the step
+            self.seen = True
             raise KeyboardInterrupt
         self.seen = True
         if callable(self._before):

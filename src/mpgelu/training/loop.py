@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import takewhile
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,9 @@ from mpgelu.errors import InputError
 from mpgelu.moments import FactoredMoments, Moments
 from mpgelu.networks.whole import as_function, warn_if_slow
 from mpgelu.training.best import Best
-from mpgelu.training.data import Data, all_rows, source
+from mpgelu.training.checkpoint import Checkpoint
+from mpgelu.training.data import Data, all_rows, is_whole, source
+from mpgelu.training.distributed import cooperating
 from mpgelu.training.interrupts import Interrupts
 from mpgelu.training.progress import training_progress
 from mpgelu.training.trainer import Likelihood, Optimizers, Schedulers, Trainer
@@ -61,12 +63,19 @@ def fit(
     shuffle: Callable[[torch.Generator], Tensor] | None = None,
     progress: bool = True,
     compile: bool = False,
+    checkpoint: str | Path | None = None,
 ) -> History:
     r"""Maximise the expected log-likelihood by mini-batches; the network is trained in place.
 
     The loss of a batch is :math:`-\frac1B \sum_b \mathbb E \log p(y_b \mid h_b)` plus the penalty. It is analytic: the
     same seed gives bit-identical results on one machine. A non-finite loss or gradient does not end the run: that
     model returns to its last good state, its steps are halved from then on, and a :class:`RecoveryWarning` says so.
+
+    Under ``torchrun``, or in a process group of the caller's, all processes train one network, on the device where it
+    is: each takes its part of every batch, and ``DistributedDataParallel`` averages the gradients. Batches, validation
+    and result are those of one process, up to rounding. All processes must call ``fit`` with the same arguments; they
+    start from the first one's parameters, and end together when one is interrupted. A loader gives each process its own
+    part of the data (``DistributedSampler``). If there is no process group yet, ``fit`` begins one and leaves it.
 
     Args:
         network: any module from moments to moments. For a :class:`Stack`, data has a leading model dimension and every
@@ -89,9 +98,15 @@ def fit(
             default draws them anew for the whole stack, so that a model's order depends on its place in it.
         progress: show a progress bar when the standard error is a terminal.
         compile: run the loss through ``torch.compile`` where there is a C++ compiler; pays for long runs.
+        checkpoint: file to keep the state of the run in between epochs, at most a tenth of the time. If it is there,
+            the run goes on from it, in one process to the same bits; ``epochs`` and ``patience`` may have changed.
 
     Returns:
         The history of the run. Ctrl-C ends it early and keeps the best state so far.
+
+    Raises:
+        TrainingError: The loss stays non-finite, or another process has ended.
+        DataError: The checkpoint is damaged, or of another run.
 
     Example:
         >>> import torch, mpgelu
@@ -108,47 +123,70 @@ def fit(
         if number < 1:
             raise InputError(f"fit: {name} must be at least 1, got {number}")
     like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
-    rows = source(data, like, batch_size, drop_last, seed, shuffle)
-    held_out = None if validation is None else all_rows("validation", validation, like)
-    models = rows.first[1].shape[:-1]
-
     compile = compile and native.can_compile()
     run = network if compile else as_function(network)
 
-    def row_losses(X: Tensor, y: Tensor) -> Tensor:
-        return -likelihood.expected_log_prob(run(moments(X)), y).mean(-1)
+    def row_losses(X: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        expected = likelihood.expected_log_prob(run(moments(X)), y)
+        return -expected.mean(-1) if weight is None else -expected.sum(-1) * weight
 
     if not compile:
         warn_if_slow(network)
-    losses = torch.compile(row_losses) if compile else row_losses
-    trainer = Trainer(network, likelihood, models, losses, optimizer, scheduler, penalty, clip)
-    best = Best(network, models, likelihood if isinstance(likelihood, nn.Module) and not models else None)
-    history: list[Tensor] = []
     started = time.perf_counter()
-    with training_progress(progress) as bar, Interrupts() as interrupts:
-        task = bar.add_task("training", total=epochs, loss=float("nan"))
-        for _ in range(epochs):
-            losses_seen = trainer.epoch(takewhile(lambda _: not interrupts.seen, rows.epoch()))
-            if interrupts.seen:
-                break
-            history.append(losses_seen)
-            bar.update(task, advance=1, loss=history[-1].mean().item())
-            if held_out is not None:
-                with torch.no_grad():
-                    best.see(row_losses(*held_out))
-                if patience is not None and best.epochs_without_improvement >= patience:
+    with cooperating(like.device, _remedy(checkpoint)) as processes:
+        rows = source(data, like, batch_size, drop_last, seed, shuffle)
+        held_out = None
+        if validation is not None:
+            held_out = processes.part(all_rows("validation", validation, like), is_whole=is_whole(validation))
+        models = rows.first[1].shape[:-1]
+        losses = processes.objective(network, likelihood, torch.compile(row_losses) if compile else row_losses)
+        trainer = Trainer(network, likelihood, models, losses, optimizer, scheduler, penalty, clip, processes)
+        best = Best(network, models, likelihood if isinstance(likelihood, nn.Module) and not models else None)
+        history: list[Tensor] = []
+        keeper = None
+        if checkpoint is not None:
+            settings = {"batch_size": batch_size, "drop_last": drop_last, "seed": seed, "clip": clip}
+            keeper = Checkpoint(Path(checkpoint), network, likelihood, trainer, best, rows, settings, processes)
+            history = keeper.resume()
+        with training_progress(progress and processes.is_first) as bar, Interrupts() as interrupts:
+            task = bar.add_task("training", total=epochs, completed=len(history), loss=float("nan"))
+            while len(history) < epochs and not _is_stuck(best, patience):
+                epoch = rows.epoch(len(history))
+                losses_seen = trainer.epoch(processes.batches(epoch, rows, interrupts))
+                if interrupts.seen:
                     break
-        trainer.finish(*rows.first)
+                history.append(losses_seen)
+                bar.update(task, advance=1, loss=history[-1].mean().item())
+                if held_out is not None:
+                    with torch.no_grad():
+                        best.see(processes.mean(row_losses(*held_out)))
+                if keeper:
+                    keeper.write_now_and_then(history)
+            if keeper and not interrupts.seen:
+                keeper.write(history)
+            trainer.finish(*processes.part(rows.first, rows.is_whole))
     best.restore()
     none = rows.first[1].new_empty(0, *models)
     return History(
         loss=torch.stack(history) if history else none,
         validation=torch.stack(best.seen) if best.seen else none,
-        best_epoch=best.epoch if best.seen else torch.full(models, len(history) - 1),
+        best_epoch=best.epoch if best.seen else torch.full(models, len(history) - 1, device=trainer.device),
         recoveries=trainer.recoveries,
         interrupted=interrupts.seen,
         seconds=time.perf_counter() - started,
     )
+
+
+def _is_stuck(best: Best, patience: int | None) -> bool:
+    """Whether no model has improved for longer than one wants to wait."""
+    return patience is not None and bool(best.seen) and best.epochs_without_improvement >= patience
+
+
+def _remedy(checkpoint: str | Path | None) -> str:
+    """What to do when a process is lost."""
+    if checkpoint is None:
+        return "nothing was kept: give fit(checkpoint='run.checkpoint') to be able to go on where it stopped"
+    return f"run the same command again to go on from {checkpoint}"
 
 
 def _check_likelihood(likelihood: object) -> None:

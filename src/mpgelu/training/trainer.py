@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mpgelu.errors import InputError, TrainingError
+from mpgelu.training.distributed import ManyProcesses, OneProcess
 
 _MOST_RECOVERIES = 20
 _SNAPSHOT_EVERY = 20  # steps between two copies of the last good state
@@ -42,6 +43,7 @@ class Trainer:
         scheduler: Schedulers | None,
         penalty: Callable[[], Tensor] | None,
         clip: float | None,
+        processes: OneProcess | ManyProcesses,
     ) -> None:
         self.parameters = [p for p in network.parameters() if p.requires_grad]
         if not self.parameters:
@@ -51,7 +53,7 @@ class Trainer:
         make = optimizer or (lambda parameters: torch.optim.Adam(parameters, lr=1e-2))
         self.optimizer = make([*self.parameters, *self.shared])
         self.scheduler = scheduler(self.optimizer) if scheduler else None
-        self.models, self.losses, self.penalty, self.clip = models, losses, penalty, clip
+        self.models, self.losses, self.penalty, self.clip, self.processes = models, losses, penalty, clip, processes
         self.device = self.parameters[0].device
         self.step_scale = torch.ones(models, device=self.device)
         self.good = torch.ones(models, dtype=torch.bool, device=self.device)
@@ -59,6 +61,26 @@ class Trainer:
         self.steps = 0
         self.losses_seen = torch.zeros(models, device=self.device)
         self._snapshot = [p.detach().clone() for p in self.parameters]
+
+    def state(self) -> dict[str, Any]:
+        """All that changes in training but the parameters themselves, for a checkpoint between epochs."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict() if self.scheduler else None,
+            "step_scale": self.step_scale,
+            "snapshot": self._snapshot,
+            "recoveries": list(self.recoveries),
+            "steps": self.steps,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take up what :meth:`state` gave."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler:
+            self.scheduler.load_state_dict(state["scheduler"])
+        self.step_scale = state["step_scale"].to(self.device)
+        self._snapshot = [tensor.to(self.device) for tensor in state["snapshot"]]
+        self.recoveries, self.steps = list(state["recoveries"]), state["steps"]
 
     def epoch(self, batches: Iterator[tuple[Tensor, ...]]) -> Tensor:
         """Train on every batch; the mean loss of each model."""
@@ -87,7 +109,7 @@ class Trainer:
     def finish(self, *batch: Tensor) -> None:
         """Undo a last step that went wrong: its loss is not seen by any further step."""
         with torch.no_grad():
-            self.good = torch.isfinite(self.losses(*batch))
+            self.good = torch.isfinite(self.processes.mean(self.losses(*batch)))
         if not self.good.all():
             self._recover()
 
@@ -98,8 +120,9 @@ class Trainer:
         if self.penalty is not None:
             losses = losses + self.penalty()
         losses.sum().backward()  # type: ignore[no-untyped-call]
+        losses = self.processes.mean(losses.detach())
         norms = torch.linalg.vector_norm(torch.stack([self._norm(p) for p in self.parameters]), dim=0)
-        self.good = torch.isfinite(losses.detach()) & torch.isfinite(norms)
+        self.good = torch.isfinite(losses) & torch.isfinite(norms)
         if self.clip is not None:
             self._scale_gradients((self.clip / (norms + 1e-12)).clamp_max(1))
         if not self.good.all():
@@ -107,7 +130,7 @@ class Trainer:
                 p.grad = torch.where(self._align(self.good, p), _gradient(p), 0)
             for p in self.shared:
                 p.grad = torch.zeros_like(p)
-        self.losses_seen = torch.where(self.good, losses.detach(), torch.nan)
+        self.losses_seen = torch.where(self.good, losses, torch.nan)
         return float(torch.where(self.good, self.losses_seen, 0).sum())
 
     def _recover(self) -> None:
@@ -127,7 +150,8 @@ class Trainer:
                 f"fit: the loss became non-finite {len(self.recoveries)} times, last at step {self.steps}; "
                 "lower the learning rate, clip the gradients (clip=10) or check the data for extreme values"
             )
-        warnings.warn(message, RecoveryWarning, stacklevel=5)
+        if self.processes.is_first:
+            warnings.warn(message, RecoveryWarning, stacklevel=5)
 
     def _blend(self, start: list[Tensor], scale: Tensor) -> None:
         with torch.no_grad():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,7 @@ from mpgelu.errors import TrainingError
 from mpgelu.estimators.recipe.checkpoint import Keeper
 from mpgelu.estimators.recipe.folds import Batches, Rows
 from mpgelu.estimators.recipe.steps import Steps, learning_rate
-from mpgelu.training import Interrupts, RecoveryWarning
+from mpgelu.training import Interrupts
 
 _MOST_LEFT_OUT = 0.5  # share of the steps of a network that may be left out because their loss is not finite
 _SHOWN_EVERY = 20  # steps between two updates of the progress bar
@@ -55,7 +54,7 @@ def run(
     interrupts: Interrupts,
     bar: Progress,
     title: str,
-) -> None:
+) -> Tensor:
     """Take all steps, or as many as fit into the time: the learning rate falls to zero in either case.
 
     Args:
@@ -71,6 +70,9 @@ def run(
         interrupts: Ends the training when Ctrl-C was seen.
         bar: Shows how far it is.
         title: Title of the bar.
+
+    Returns:
+        How many steps each network left out because its loss was not finite, ``(networks,)``.
 
     Raises:
         TrainingError: Most losses of a network are not finite.
@@ -96,29 +98,20 @@ def run(
     bar.update(task, completed=steps)
     if keeper:
         keeper.write()
-    warn_of_steps_left_out(left_out, max(1, trainer.taken))
+    check_left_out(left_out, trainer.taken)
+    return left_out
 
 
-def warn_of_steps_left_out(left_out: Tensor, steps: int) -> None:
-    """Say how many steps had no finite loss, and refuse to go on if most of them.
+def check_left_out(left_out: Tensor, taken: int) -> None:
+    """Raise a TrainingError if more than half of the steps of a network had no finite loss.
 
     Args:
         left_out: Steps that each network left out, ``(networks,)``.
-        steps: Of all.
-
-    Raises:
-        TrainingError: More than half of the steps of a network.
+        taken: Steps in all.
     """
-    share = float(left_out.max()) / steps
+    share = float(left_out.max()) / max(1, taken)
     if share > _MOST_LEFT_OUT:
         raise TrainingError(
             f"fit: the loss was not finite in {share:.0%} of the steps of a network; "
             "lower learning_rate or check the data for extreme values"
-        )
-    if left_out.any():
-        warnings.warn(
-            f"fit: {int(left_out.sum())} steps whose loss was not finite were left out, in {share:.1%} of the steps of "
-            "the network with most of them",
-            RecoveryWarning,
-            stacklevel=7,
         )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -14,20 +12,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.progress import Progress
-from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from mpgelu.errors import InputError
 from mpgelu.estimators.hashing import uniform
 from mpgelu.estimators.recipe.checkpoint import Keeper
 from mpgelu.estimators.recipe.folds import Folds, Rows
-from mpgelu.estimators.recipe.loop import Clock, warn_of_steps_left_out
-from mpgelu.estimators.recipe.networks import new_networks
-from mpgelu.estimators.recipe.settings import Kind, Settings
+from mpgelu.estimators.recipe.groups import Group, one_thread_all
+from mpgelu.estimators.recipe.loop import Clock, check_left_out
+from mpgelu.estimators.recipe.settings import Settings
 from mpgelu.estimators.recipe.steps import Steps, expected_loss, learning_rate
-from mpgelu.estimators.recipe.training import InterruptedWarning, Member, Trained, seconds_of_head, weighted
-from mpgelu.likelihoods import HeteroscedasticGaussian
-from mpgelu.native.threads import one_thread_each, run_all
+from mpgelu.estimators.recipe.training import Member, Trained, seconds_of_head, task_of, warn, weighted
+from mpgelu.likelihoods import HeteroscedasticGaussian, Likelihood
+from mpgelu.native.threads import run_all
 from mpgelu.training import Interrupts, training_progress
 
 Array = NDArray[np.float64]
@@ -68,22 +65,6 @@ class Stream(Protocol):
 
     def blocks(self, seed: int) -> Iterator[Block]:
         """All rows once, in a random order that belongs to the seed."""
-
-
-@dataclass
-class _Learner:
-    """The networks of one kind in training."""
-
-    kind: Kind
-    member: Member
-    trainer: Steps
-    keeper: Keeper | None
-    seed: int
-    left_out: Tensor
-
-    def steps_until(self, position: int) -> int:
-        """How many steps this kind has taken when one of full effort has taken ``position``."""
-        return max(1, round(self.kind.effort * position))
 
 
 def fold_of(numbers: NDArray[np.int64], folds: int, seed: int) -> NDArray[np.int64]:
@@ -135,48 +116,37 @@ def train_streamed(
     """
     clock = Clock(settings.time_limit)
     clock.started -= spent
-    judges = scaled(stream.sample)
-    learners = _learners(stream, judges, settings, checkpoint)
-    with (
-        training_progress(progress) as bar,
-        Interrupts() as interrupts,
-        one_thread_each(),
-        threadpool_limits(1, "blas"),
-    ):
+    judges, likelihood = scaled(stream.sample), settings.likelihood or HeteroscedasticGaussian()
+    with training_progress(progress) as bar, Interrupts() as interrupts, one_thread_all():
+        groups = [_group(position, stream, judges, likelihood, settings) for position in range(len(settings.kinds))]
+        if checkpoint:
+            for group in groups:
+                group.keeper = Keeper(checkpoint, group.trainer, judges, settings)
         seconds = clock.left - seconds_of_head(len(judges.y), clock)
-        _run(learners, stream, scaled, settings, seconds, interrupts, bar, threads)
-        taken = min(learner.trainer.taken for learner in learners if learner.kind.effort == 1)
-        for learner in learners:
-            learner.member.stack.requires_grad_(False)
-            warn_of_steps_left_out(learner.left_out, max(1, learner.trainer.taken))
-        members, likelihood = [learner.member for learner in learners], settings.likelihood or HeteroscedasticGaussian()
+        _run(groups, stream, scaled, settings, seconds, interrupts, bar, threads)
+        for group in groups:
+            group.task.stack.requires_grad_(False)
+        taken = min(group.trainer.taken for group in groups if group.task.effort == 1)
+        members = [
+            Member(str(kind), group.task.stack, held_out(stream.sample.numbers, settings.folds, group.task.seed))
+            for kind, group in zip(settings.kinds, groups, strict=True)
+        ]
         trained = weighted(members, judges.judges(), likelihood, settings, None, taken, interrupts)
-    if interrupts.seen:
-        warnings.warn(
-            f"fit: interrupted after {taken} of {settings.steps} steps; the state so far was kept",
-            InterruptedWarning,
-            stacklevel=3,
-        )
+    warn(groups, taken, settings.steps, interrupts)
     return trained
 
 
-def _learners(stream: Stream, judges: Rows, settings: Settings, checkpoint: Path | None) -> list[_Learner]:
-    """Networks of every kind, with what trains them."""
-    likelihood = settings.likelihood or HeteroscedasticGaussian()
-    trained_on = stream.rows - stream.rows // settings.folds
-    learners = []
-    for place, kind in enumerate(settings.kinds):
-        seed = settings.seed + place
-        stack = new_networks(judges.X.shape[1], kind, likelihood, settings, seed)
-        trainer = Steps(stack, expected_loss(stack, likelihood, settings.beta, trained_on))
-        member = Member(str(kind), stack, held_out(stream.sample.numbers, settings.folds, seed))
-        keeper = Keeper(checkpoint, trainer, judges, settings) if checkpoint else None
-        learners.append(_Learner(kind, member, trainer, keeper, seed, torch.zeros(settings.folds, dtype=torch.long)))
-    return learners
+def _group(position: int, stream: Stream, judges: Rows, likelihood: Likelihood, settings: Settings) -> Group:
+    """Networks of a kind before their training."""
+    task = task_of(position, judges.X.shape[1], likelihood, settings)
+    held_out(stream.sample.numbers, task.folds, task.seed)  # refuses empty folds before any training
+    trained = stream.rows - stream.rows // task.folds
+    trainer = Steps(task.stack, expected_loss(task.stack, likelihood, task.beta, trained))
+    return Group(task, trainer, left_out=torch.zeros(task.folds, dtype=torch.long))
 
 
 def _run(
-    learners: list[_Learner],
+    groups: list[Group],
     stream: Stream,
     scaled: Callable[[Block], Rows],
     settings: Settings,
@@ -187,67 +157,69 @@ def _run(
 ) -> None:
     """Give every block to every kind until the steps are taken or the time is over."""
     started = time.monotonic()
-    position = min(int(learner.trainer.taken / learner.kind.effort) for learner in learners)  # steps of a full effort
-    task = bar.add_task("all networks", total=settings.steps, completed=position, loss=float("nan"))
+    position = min(int(group.trainer.taken / group.task.effort) for group in groups)  # steps of a full effort
+    bars = bar.add_task("all networks", total=settings.steps, completed=position, loss=float("nan"))
 
     def is_over() -> bool:
         return position >= settings.steps or interrupts.seen or time.monotonic() - started >= seconds
 
     while not is_over():
         for block in stream.blocks(settings.seed + position):
-            rows, indices = scaled(block), [_batches(block.numbers, learner, settings) for learner in learners]
-            position = min(settings.steps, position + min(found.shape[1] for found in indices))
+            rows, batches = scaled(block), [_batches(block.numbers, group) for group in groups]
+            position = min(settings.steps, position + min(found.shape[1] for found in batches))
             tasks = [
-                partial(_take, learner, at, rows, settings, position, started, seconds, interrupts)
-                for learner, at in zip(learners, indices, strict=True)
+                partial(_take, group, at, rows, position, started, seconds, interrupts)
+                for group, at in zip(groups, batches, strict=True)
             ]
             losses = run_all(tasks, threads)
-            bar.update(task, completed=position, loss=losses[0])
-            for learner in learners:
-                if learner.keeper:
-                    learner.keeper.write_now_and_then()
+            bar.update(bars, completed=position, loss=losses[0])
+            for group in groups:
+                if group.keeper:
+                    group.keeper.write_now_and_then()
             if is_over():
                 break
-    for learner in learners:
-        if learner.keeper:
-            learner.keeper.write()
+    for group in groups:
+        if group.keeper:
+            group.keeper.write()
+        if group.left_out is not None:
+            check_left_out(group.left_out, group.trainer.taken)
 
 
 def _take(
-    learner: _Learner,
+    group: Group,
     batches: Tensor,
     rows: Rows,
-    settings: Settings,
     position: int,
     started: float,
     seconds: float,
     interrupts: Interrupts,
 ) -> float:
     """The steps of one kind on one block, one at least in all; the mean loss of the last."""
-    trainer, steps = learner.trainer, learner.steps_until(settings.steps)
-    loss = float("nan")
-    for at in batches.unbind(1)[: max(0, learner.steps_until(position) - trainer.taken)]:
+    task, trainer = group.task, group.trainer
+    until, loss = min(task.steps, max(1, round(task.effort * position))), float("nan")
+    for at in batches.unbind(1)[: max(0, until - trainer.taken)]:
         elapsed = (time.monotonic() - started) / seconds
         if interrupts.seen or (elapsed >= 1 and trainer.taken):
             break
-        rate = learning_rate(settings.learning_rate, min(max((trainer.taken + 1) / steps, elapsed), 1.0))
+        rate = learning_rate(task.learning_rate, min(max((trainer.taken + 1) / task.steps, elapsed), 1.0))
         losses = trainer.step(rows.X[at], rows.y[at], rows.weights[at], rate)
-        learner.left_out += ~torch.isfinite(losses)
+        group.left_out = ~torch.isfinite(losses) + (0 if group.left_out is None else group.left_out)
         loss = float(losses.nanmean())
     return loss
 
 
-def _batches(numbers: NDArray[np.int64], learner: _Learner, settings: Settings) -> Tensor:
+def _batches(numbers: NDArray[np.int64], group: Group) -> Tensor:
     """Places in the block of the rows of every batch of every network, ``(networks, batches, rows)``.
 
     Every network has the rows of the block that it does not leave out, in an order of its own; networks take equally
     many batches, so that one may miss some rows.
     """
-    fold = fold_of(numbers, settings.folds, learner.seed)
-    random = np.random.default_rng((learner.seed, learner.trainer.taken))
-    rows = [random.permutation(np.flatnonzero(fold != k)) for k in range(settings.folds)]
+    task = group.task
+    fold = fold_of(numbers, task.folds, task.seed)
+    random = np.random.default_rng((task.seed, group.trainer.taken))
+    rows = [random.permutation(np.flatnonzero(fold != k)) for k in range(task.folds)]
     shortest = min(map(len, rows))
-    size = max(1, min(settings.batch_size, shortest))
+    size = max(1, min(task.batch_size, shortest))
     count = shortest // size
     kept = np.stack([of_network[: count * size] for of_network in rows])
-    return torch.as_tensor(kept).view(settings.folds, count, size)
+    return torch.as_tensor(kept).view(task.folds, count, size)

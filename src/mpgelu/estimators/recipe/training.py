@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from mpgelu.estimators.gaussian_process import fit_process
 from mpgelu.estimators.noise import NoiseHead
 from mpgelu.estimators.recipe.checkpoint import Keeper
 from mpgelu.estimators.recipe.folds import Folds, Rows
+from mpgelu.estimators.recipe.groups import Group, Task, Workers, one_thread_all
 from mpgelu.estimators.recipe.head import mean_range, train_head
-from mpgelu.estimators.recipe.loop import Clock, run
+from mpgelu.estimators.recipe.loop import Clock
 from mpgelu.estimators.recipe.networks import new_networks
 from mpgelu.estimators.recipe.settings import Settings
-from mpgelu.estimators.recipe.steps import Steps, expected_loss
 from mpgelu.estimators.recipe.weights import background, fit_width, mean_weights, stacking_weights
 from mpgelu.estimators.scales import LIMIT
 from mpgelu.likelihoods import HeavyTailedGaussian, HeteroscedasticGaussian, Likelihood, MeanAndLogVariance
 from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
-from mpgelu.native.threads import one_thread_each, run_all
 from mpgelu.networks import Stack, is_random
-from mpgelu.training import Interrupts, training_progress
+from mpgelu.training import Interrupts, RecoveryWarning, training_progress
 
 _AGREEMENT = 0.01  # nats per row by which exact moments may score below diagonal ones and still be preferred
 _HELD_AT_ONCE = 1024
@@ -95,6 +90,11 @@ class Trained:
         """The networks of every member."""
         return [member.stack for member in self.members]
 
+    def stack_of(self, name: str) -> Stack | None:
+        """A copy of the networks of a member; ``None`` if it was left out."""
+        found = [member.stack for member in self.members if member.name == name]
+        return Stack(found[0].unstack()) if found else None
+
     @property
     def kind_weights(self) -> dict[str, float]:
         """Weight of each member by its name."""
@@ -109,7 +109,7 @@ def train(
     start: Trained | None = None,
     checkpoint: Path | None = None,
     progress: bool = False,
-    threads: int = 1,
+    n_jobs: int | None = 1,
 ) -> Trained:
     """Train the networks of every kind, then learn from the rows they have not seen how much to trust them.
 
@@ -119,56 +119,30 @@ def train(
         start: A previous result to go on from.
         checkpoint: Folder that keeps the state during training, and from which the same call goes on.
         progress: Show a progress bar when the standard error is a terminal.
-        threads: Kinds that are trained at the same time; the result has the same bits for any number.
+        n_jobs: Kinds that are trained at the same time, see :class:`Workers`; the bits of the result are the same.
     """
-    clock = Clock(settings.time_limit)
+    clock, workers = Clock(settings.time_limit), Workers.of(n_jobs)
     likelihood = settings.likelihood or HeteroscedasticGaussian()
-    members, trainers, taken = [], [], settings.steps
-    with training_progress(progress) as bar, Interrupts() as interrupts, _one_thread_each():
+    with training_progress(progress) as bar, Interrupts() as interrupts, one_thread_all():
         process = (
             _process(rows, settings) if settings.process else None
         )  # first, so that a time limit knows what is left
-        for position, kind in enumerate(settings.kinds):
-            seed = settings.seed + position
-            folds = Folds.of(len(rows.y), settings.folds, seed)
-            stack = new_networks(rows.X.shape[1], kind, likelihood, settings, seed)
-            if start:
-                stack = Stack(start.members[position].stack.unstack())
-            trainer = Steps(stack, expected_loss(stack, likelihood, settings.beta, folds.trained.shape[1]))
-            members.append(Member(str(kind), stack, folds))
-            trainers.append((trainer, Keeper(checkpoint, trainer, rows, settings) if checkpoint else None))
+        groups = [_group(position, rows, likelihood, settings, start) for position in range(len(settings.kinds))]
+        if checkpoint:
+            for group in groups:
+                group.keeper = Keeper(checkpoint, group.trainer, rows, settings)
         seconds = (clock.left - seconds_of_head(len(rows.y), clock)) / _longest(
-            [kind.effort for kind in settings.kinds], threads
+            [kind.effort for kind in settings.kinds], workers.count
         )
-
-        def train_kind(position: int) -> None:
-            kind, (trainer, keeper) = settings.kinds[position], trainers[position]
-            run(
-                trainer,
-                members[position].rows_left_out.trained,
-                rows,
-                steps=max(1, round(kind.effort * settings.steps)),
-                batch_size=settings.batch_size,
-                peak=settings.learning_rate,
-                seed=settings.seed + position,
-                seconds=seconds * kind.effort,
-                keeper=keeper,
-                interrupts=interrupts,
-                bar=bar,
-                title=f"{position + 1} of {len(settings.kinds)}: {kind}",
-            )
-
-        run_all([partial(train_kind, position) for position in range(len(trainers))], threads)
-        for member, (trainer, _), kind in zip(members, trainers, settings.kinds, strict=True):
-            member.stack.requires_grad_(False)
-            taken = min(taken, trainer.taken) if kind.effort == 1 else taken
+        workers.train(groups, rows, seconds, interrupts, bar)
+        members, taken = [], settings.steps
+        for kind, group in zip(settings.kinds, groups, strict=True):
+            if group.left_out is not None:
+                group.task.stack.requires_grad_(False)
+                members.append(Member(str(kind), group.task.stack, group.task.rows_left_out(len(rows.y))))
+                taken = min(taken, group.trainer.taken) if kind.effort == 1 else taken
         trained = weighted(members, rows.judges(), likelihood, settings, process, taken, interrupts)
-    if interrupts.seen:
-        warnings.warn(
-            f"fit: interrupted after {taken} of {settings.steps} steps; the state so far was kept",
-            InterruptedWarning,
-            stacklevel=3,
-        )
+    warn(groups, taken, settings.steps, interrupts)
     return trained
 
 
@@ -177,16 +151,60 @@ def seconds_of_head(rows: int, clock: Clock) -> float:
     return min(_HEAD_SECONDS + _HEAD_SECONDS_OF_ROW * rows, clock.left / 2)
 
 
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """As in the kernels' threads, and for the linear algebra of numpy too."""
-    with one_thread_each(), threadpool_limits(1, "blas"):
-        yield
+def _group(position: int, rows: Rows, likelihood: Likelihood, settings: Settings, start: Trained | None) -> Group:
+    """Networks of a kind before their training; those of a previous result, if it kept them."""
+    stack = start.stack_of(str(settings.kinds[position])) if start else None
+    task = task_of(position, rows.X.shape[1], likelihood, settings, stack)
+    return Group(task, task.trainer(len(rows.y)))
 
 
-def _longest(efforts: list[float], threads: int) -> float:
-    """Effort of the thread that works longest, if each takes the next kind when it is done with one."""
-    done = [0.0] * threads
+def task_of(
+    position: int, features: int, likelihood: Likelihood, settings: Settings, stack: Stack | None = None
+) -> Task:
+    """The training of the networks of a kind, which are new unless given.
+
+    Args:
+        position: Position of the kind among those of the settings.
+        features: Number of features.
+        likelihood: What their outputs mean.
+        settings: See :class:`Settings`.
+        stack: Networks to go on from.
+    """
+    kind, seed = settings.kinds[position], settings.seed + position
+    return Task(
+        title=f"{position + 1} of {len(settings.kinds)}: {kind}",
+        stack=stack or new_networks(features, kind, likelihood, settings, seed),
+        likelihood=likelihood,
+        folds=settings.folds,
+        steps=max(1, round(kind.effort * settings.steps)),
+        effort=kind.effort,
+        batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        beta=settings.beta,
+        seed=seed,
+    )
+
+
+def warn(groups: list[Group], taken: int, steps: int, interrupts: Interrupts) -> None:
+    """Tell what was left out of the training, at the line that called ``fit``."""
+    for group in groups:
+        if group.left_out is not None and group.left_out.any():
+            share = float(group.left_out.max()) / max(1, group.trainer.taken)
+            warnings.warn(
+                f"fit: {int(group.left_out.sum())} steps whose loss was not finite were left out, in {share:.1%} of "
+                "the steps of the network with most of them",
+                RecoveryWarning,
+                stacklevel=4,
+            )
+    if interrupts.seen:
+        done = sum(group.left_out is not None for group in groups)
+        so_far = f"{taken} of {steps} steps" if done == len(groups) else f"{done} of {len(groups)} kinds of networks"
+        warnings.warn(f"fit: interrupted after {so_far}; the state so far was kept", InterruptedWarning, stacklevel=4)
+
+
+def _longest(efforts: list[float], workers: int) -> float:
+    """Effort of the worker that works longest, if each takes the next kind when it is done with one."""
+    done = [0.0] * workers
     for effort in efforts:
         done[done.index(min(done))] += effort
     return max(done)

@@ -77,11 +77,14 @@ def verify(
         audit = _verify_members(parts, x, moments, draws, tolerance, seed, networks)
         return audit if input_std is None else replace(audit, inputs=_model_inputs(parts, x, input_std, audit, seed))
     moments, draws = moments or FactoredMoments.certain, _DRAWS if draws is None else draws
-    if x.dim() != 2:
-        raise InputError(f"verify: x must have shape (rows, features), got {tuple(x.shape)}")
     if draws < 100:
         raise InputError(f"verify: draws must be at least 100, got {draws}")
     start = moments(x)
+    if len(start.batch_shape) != 1:
+        raise InputError(
+            f"verify: x must have shape (rows, features), got {tuple(x.shape)}; for inputs of more dimensions use "
+            "moments=lambda x: DiagonalMoments.certain(x, event_dims=x.dim() - 1)"
+        )
     source = Source(seed, x.device, draws)
     tallies: dict[str, Tally] = {}
     calls: dict[str, int] = {}  # a module may be used several times
@@ -102,7 +105,7 @@ def verify(
     source.layers = source.done
     leaves = [(name, module) for name, module in network.named_modules() if not list(module.children())]
     hooks = [module.register_forward_hook(record(name, module)) for name, module in leaves]
-    widest = max([x.shape[-1], *(max(p.shape) for p in network.parameters() if p.dim() > 1)])
+    widest = max([start.event_shape.numel(), *(max(p.shape) for p in network.parameters() if p.dim() > 1)])
     chunk = _draws_at_a_time(widest * len(x))
     try:
         with torch.no_grad():

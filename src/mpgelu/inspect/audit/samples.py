@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mpgelu.moments import Moments
+from mpgelu.moments import DiagonalMoments, Moments
 from mpgelu.rules import (
     add,
     concatenate,
@@ -86,13 +86,16 @@ class Source:
 
     def mask(self, value: Samples, keep: Tensor, drop: Tensor) -> Tensor:
         """One where a unit is kept, zero where it is dropped, ``(draws, rows, n)``; probabilities are ``(rows, n)``."""
-        rare, square = torch.minimum(keep, drop), value.moments.variance + value.moments.mean.square()
+        keep, drop, square = (
+            part.flatten(1) for part in (keep, drop, value.moments.variance + value.moments.mean.square())
+        )
+        rare, values = torch.minimum(keep, drop), value.values.flatten(2)
         smallest = torch.finfo(square.dtype).eps ** 2 * (keep * square).amax(-1, keepdim=True)
-        outcome = torch.bernoulli(rare.to(value.values).expand(value.values.shape), generator=self.generator)
+        outcome = torch.bernoulli(rare.to(values).expand(values.shape), generator=self.generator)
         if self.layers:
             self._deal_out(outcome, rare, rare * square > smallest)
         self.done += 1
-        return outcome.sub_((keep > drop).to(outcome)).abs_()
+        return outcome.sub_((keep > drop).to(outcome)).abs_().view(value.values.shape)
 
     def _deal_out(self, outcome: Tensor, rare: Tensor, matters: Tensor) -> None:
         """Stratify: force the rarer outcome of each unit that matters in its draws, and weight the draws."""
@@ -153,6 +156,13 @@ class Samples:
         if self.averaged is not None and self.averaged.apart:
             return self.averaged
         return Averaged(self.values, torch.zeros_like(self.values[:1]), self.source.weights)
+
+    def flat(self) -> Samples:
+        """The same draws of vectors ``(draws, rows, n)``, whatever the shape of an event."""
+        averaged = self.averaged
+        if averaged is not None:
+            averaged = averaged._replace(mean=averaged.mean.flatten(2), variance=averaged.variance.flatten(2))
+        return Samples(self.values.flatten(2), flatten(self.moments), self.source, averaged)
 
 
 @linear.register
@@ -245,12 +255,14 @@ def _(value: Samples, other: Samples | Tensor | float, alpha: float = 1.0) -> Sa
 @concatenate.register
 def _(value: Samples, *others: Samples, dim: int = -1) -> Samples:
     moments = concatenate(value.moments, *(other.moments for other in others), dim=dim)
-    return Samples(concatenate(value.values, *(other.values for other in others)), moments, value.source)
+    values = concatenate(value.values, *(other.values for other in others), dim=dim if dim < 0 else dim + 1)
+    return Samples(values, moments, value.source)
 
 
 @flatten.register
 def _(value: Samples, start_dim: int = 1, end_dim: int = -1) -> Samples:
-    return Samples(value.values, flatten(value.moments, start_dim, end_dim), value.source)
+    moments = flatten(value.moments, start_dim, end_dim)
+    return Samples(value.values.reshape(len(value.values), *moments.shape), moments, value.source)
 
 
 @fork.register
@@ -263,7 +275,9 @@ def draw(moments: Moments, draws: int, source: Source) -> Samples:
     shape = (draws, *moments.mean.shape)
     if not moments.variance.any():
         return Samples(moments.mean.expand(shape), moments, source)
+    noise = source.normal_like(moments.mean.expand(shape))
+    if isinstance(moments, DiagonalMoments):
+        return Samples(moments.mean + moments.stddev * noise, moments, source)
     values, vectors = torch.linalg.eigh(moments.covariance)
     root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
-    noise = source.normal_like(moments.mean.expand(shape))
     return Samples(moments.mean + (root @ noise.unsqueeze(-1)).squeeze(-1), moments, source)

@@ -13,6 +13,7 @@ from torch import Tensor
 from mpgelu.inspect.audit.findings import LayerAudit
 from mpgelu.inspect.audit.samples import ENOUGH, Averaged, Samples, Source
 from mpgelu.moments import Moments
+from mpgelu.rules import flatten
 
 _FALSE_ALARM = 1e-3  # probability that an exact layer fails, over all that is compared in it together
 _COMPARED = 3  # kinds of numbers: means, covariances, the variances of all units together
@@ -57,6 +58,7 @@ class Tally:
 
     def __init__(self, kind: str, moments: Moments) -> None:
         self.kind = kind
+        moments = flatten(moments)
         self.eps = torch.finfo(moments.mean.dtype).eps
         size = (moments.variance + moments.mean.square()).double().amax(-1, keepdim=True).sqrt()  # (rows, 1)
         self.size = torch.where(size > 0, size, 1)
@@ -69,6 +71,7 @@ class Tally:
 
     def add(self, samples: Samples) -> None:
         """Add draws to the sums, centred at the mean of the first draws for accuracy."""
+        samples = samples.flat()
         averaged = samples.averaged
         if self.count == 0:
             values, _, weights, _ = averaged or Averaged(samples.values, samples.values, samples.source.weights)

@@ -1,0 +1,36 @@
+"""What is made of tensors once and used until they change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+Made = TypeVar("Made")
+
+
+class Prepared(Generic[Made]):
+    """Something made of tensors, kept until one of them is changed or replaced; copies and files begin without it.
+
+    A change through ``tensor.data`` goes unseen, as it does by autograd.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[object, list[Tensor], Made] | None = None
+
+    def of(self, tensors: Iterable[Tensor], make: Callable[[], Made]) -> Made:
+        """What ``make`` gives for these tensors, made anew only if they are not those of the last call."""
+        held = list(tensors)
+        seen = [(tensor.data_ptr(), object() if tensor.is_inference() else tensor._version) for tensor in held]
+        kept = self._kept  # read once: other threads may replace it
+        if kept is not None and kept[0] == seen:
+            return kept[2]
+        made = make()
+        # The tensors are held so that no other one gets the memory of one that was replaced.
+        self._kept = seen, [tensor.detach() for tensor in held], made
+        return made
+
+    def __reduce__(self) -> tuple[type[Prepared[Made]], tuple[()]]:
+        """A copy or a file has its own tensors."""
+        return Prepared, ()
