@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from mpgelu.estimators import MPGELURegressor
-from mpgelu.storage.files import write_atomically
+from mpgelu.storage.files import write_atomically, write_between
 from mpgelu.tables import TableModel
 from mpgelu.tables.dataset import Dataset
 
@@ -34,7 +34,7 @@ Numbers = dict[str, Any]
 
 FEATURES = 10
 NAMES = [f"x{i}" for i in range(FEATURES)]
-SMALL: dict[str, Any] = {"sigma": 0.4, "brief": False, "folds": 2, "effort": 0.2, "random_state": 0}
+SMALL: dict[str, Any] = {"sigma": 1.0, "brief": False, "folds": 2, "effort": 0.2, "random_state": 0}
 _TEST_SEED, _TEST_ROWS = 10**6, 20_000
 _ROWS_OF_FILE, _ROWS_OF_GROUP = 1_000_000, 131_072
 
@@ -81,7 +81,7 @@ def folder_of(rows: int) -> Iterator[Path]:
 
 def score(model: TableModel, test: pd.DataFrame) -> Numbers:
     """Mean log density of the test rows, and how far it lies below that of the truth, with standard errors."""
-    X, y = model.encoder.encode(test).X, test["y"].to_numpy()
+    X, y = model.encoder.encode(test).X, test["y"].to_numpy().copy()
     found = np.concatenate([p.log_prob(torch.as_tensor(y[at])).numpy() for at, p in model.regressor.distributions(X)])
     mean = model.regressor.predict(X)
     gap, root = true_log_density(test) - found, np.sqrt(len(found))
@@ -134,7 +134,7 @@ def memory(rows: int = 20_000_000, **settings: Any) -> Numbers:
         scores = [_summed(model, part) for part in Dataset(folder).frames(_ROWS_OF_GROUP)]
         scored = _clocks()
     count, squares, log_density, truth = map(float, np.sum(scores, axis=0))
-    return {
+    found = {
         "rows": int(count),
         "gigabytes": size / 1e9,
         "peak_memory_mb": _peak_memory(),
@@ -146,6 +146,8 @@ def memory(rows: int = 20_000_000, **settings: Any) -> Numbers:
         "truth": truth / count,
         "settings": {name: str(value) for name, value in chosen.items()},
     }
+    print(json.dumps(found), flush=True)
+    return found
 
 
 def _summed(model: TableModel, part: pd.DataFrame) -> Array:
@@ -179,28 +181,84 @@ def _rates(rows: int, before: tuple[float, float], after: tuple[float, float]) -
     return {"seconds": wall, "cpu_seconds": cpu, "rows_per_second": rows / wall, "rows_per_cpu_second": rows / cpu}
 
 
+def tables(found: Numbers) -> str:
+    """The numbers as the tables of the documentation.
+
+    Args:
+        found: What ``scale.json`` holds.
+    """
+    makers = {"memory": _memory_table, "same": _same_table, "growth": _growth_table}
+    return "\n\n".join("\n".join(make(found[name])) for name, make in makers.items() if name in found)
+
+
+def _memory_table(found: Any) -> list[str]:
+    def rate(part: str) -> str:
+        return f"{found[part]['rows_per_cpu_second']:,.0f} rows per processor second"
+
+    return [
+        f"| {found['rows']:,} rows, {found['gigabytes']:.2f} GB of Parquet | |",
+        "|---|---|",
+        f"| peak memory of the process | {found['peak_memory_mb']:,.0f} MB |",
+        f"| fit, one epoch | {rate('fit')} |",
+        f"| score | {rate('score')} |",
+        f"| log-likelihood of all rows | {found['log_likelihood']:.3f} (truth {found['truth']:.3f}) |",
+    ]
+
+
+def _same_table(found: Any) -> list[str]:
+    lines = [
+        f"| {found[0]['rows']:,} rows, log-likelihood | in memory | streamed | standard error |",
+        "|---|---|---|---|",
+    ]
+    for inside, streamed in zip(found[::2], found[1::2], strict=True):
+        scores = (inside["log_likelihood"], streamed["log_likelihood"], inside["log_likelihood_se"])
+        lines.append(f"| seed {inside['seed']} | " + " | ".join(f"{score:.4f}" for score in scores) + " |")
+    return lines
+
+
+def _growth_table(found: Any) -> list[str]:
+    lines = ["| rows | units | steps | nats below the truth | error of the mean | processor seconds |"]
+    lines += ["|---|---|---|---|---|---|"]
+    for numbers in found:
+        name = f"{numbers['rows']:,}" + ", streamed" * numbers["streamed"]
+        units, steps = " x ".join(map(str, numbers["widths"][:-1])), f"{numbers['steps']:,}"
+        gap = f"{numbers['gap']:.4f} ± {numbers['gap_se']:.4f}"
+        cells = (name, units, steps, gap, f"{numbers['rmse_of_mean']:.4f}", f"{numbers['cpu_seconds']:.0f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 PARTS: dict[str, Callable[..., Any]] = {"growth": growth, "same": same, "memory": memory}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure one part and keep its numbers beside those of the others."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", choices=sorted(PARTS), required=True)
-    parser.add_argument("--rows", type=lambda text: [int(float(part)) for part in text.split(",")], required=True)
+    parser.add_argument("--part", choices=sorted(PARTS), help="Without it, --docs writes what was measured before.")
+    parser.add_argument(
+        "--rows", type=lambda text: [int(float(part)) for part in text.split(",")], default=[20_000_000]
+    )
     parser.add_argument("--output", type=Path, default=Path("results/scale"))
     parser.add_argument("--name", help="Name of the numbers in the file; the part by default.")
+    parser.add_argument("--docs", type=Path, help="Page to write the tables into, between its marks.")
     parser.add_argument("--settings", type=json.loads, default={}, help="Of the estimator, as JSON.")
     given = parser.parse_args(arguments)
-    rows = given.rows if given.part == "growth" else given.rows[0]
-    found = PARTS[given.part](rows, **given.settings)
-    path, name = given.output / "scale.json", given.name or given.part
+    path = given.output / "scale.json"
     kept: Numbers = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if given.part == "growth":
-        found = sorted(
-            [*(old for old in kept.get(name, []) if old["rows"] not in rows), *found], key=lambda n: n["rows"]
-        )
-    write_atomically(path, json.dumps(kept | {name: found}, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    if given.part is not None:
+        kept[given.name or given.part] = _measured(given, kept)
+        write_atomically(path, json.dumps(kept, indent=1) + "\n")
+    if given.docs is not None:
+        write_between(given.docs, "scale", tables(kept))
+
+
+def _measured(given: argparse.Namespace, kept: Numbers) -> Any:
+    """Numbers of a part, with those of other sizes that were kept."""
+    if given.part != "growth":
+        return PARTS[given.part](given.rows[0], **given.settings)
+    others = [old for old in kept.get(given.name or given.part, []) if old["rows"] not in given.rows]
+    found = [*others, *growth(given.rows, **given.settings)]
+    return sorted(found, key=lambda numbers: int(numbers["rows"]))
 
 
 if __name__ == "__main__":
