@@ -18,7 +18,7 @@ from mpgelu.tables.survey import Moments, Reservoir, Survey
 def encoder_of(frame: pd.DataFrame, size: int = 37, missing: Missing = "impute", **options: Any) -> TableEncoder:
     """By parts of so many rows, with all rows as the sample."""
     given: dict[str, Any] = {"categorical": [], "drop": []} | options
-    survey = Survey(list(frame), missing=missing, **given)
+    survey = Survey(list(map(str, frame)), missing=missing, **given)
     for start in range(0, len(frame), size):
         survey.add(frame[start : start + size])
     return survey.encoder(frame)
@@ -31,7 +31,8 @@ def test_columns_are_what_the_whole_table_says() -> None:
     frame["code"] = np.arange(500) % 5
     frame["empty"], frame["rare"] = None, ["x"] * 498 + ["late"] * 2
     frame["text"] = frame["area"].map("{:.0f}".format)
-    for options in ({}, {"categorical": ["code"], "drop": ["garage"]}):
+    choices: list[dict[str, Any]] = [{}, {"categorical": ["code"], "drop": ["garage"]}]
+    for options in choices:
         found, wanted = encoder_of(frame, **options), TableEncoder.learn(frame, **options)
         assert found.described() == wanted.described()
     assert {column.name: column.told for column in found.columns}["rare"] == "1 category and others"
@@ -91,6 +92,6 @@ def test_a_reservoir_is_uniform_and_does_not_depend_on_the_parts() -> None:
             reservoir.add(frame[start : start + size])
         samples.append(reservoir.frame())
     assert len(samples[0]) == 500
-    pd.testing.assert_frame_equal(*samples)
+    pd.testing.assert_frame_equal(samples[0], samples[1])
     counts = np.histogram(samples[0]["a"], 10, (0, 10_000))[0]
     assert ((counts - 50) ** 2 / 50).sum() < 27.9  # a thousandth of chance, 9 degrees of freedom

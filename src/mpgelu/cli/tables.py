@@ -7,9 +7,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -93,9 +92,9 @@ def fit(
         check_writable(checkpoint / "training")
     source = open_table(table, delimiter)
     effort = (FAST if fast else {}) | ({} if steps is None else {"steps": steps})
-    settings = {"hidden": layers, "folds": folds, "time_limit": time_limit, "checkpoint": checkpoint}
+    settings: dict[str, Any] = {"hidden": layers, "folds": folds, "time_limit": time_limit, "checkpoint": checkpoint}
     settings |= {"random_state": seed, "verbose": True} | effort
-    asked = {"missing": missing.value, "categorical": categorical or [], "drop": drop or []}
+    asked: dict[str, Any] = {"missing": missing.value, "categorical": categorical or [], "drop": drop or []}
     with _about(source), one_line_warnings():
         if (files := to_stream(source, stream)) is not None:
             shares = {"hold_out": hold_out, "calibrate": calibrate}
@@ -104,12 +103,11 @@ def fit(
             return
         frame = source.read()
         known, y = read_target(frame, target)
-        columns = partial(prepare, target=target, **asked)
-        encoder = columns(known, y)  # all rows, so that whatever is wrong is found before the training
+        encoder = prepare(known, y, target, **asked)  # all rows, so that whatever is wrong is found before the training
         held, kept = split("hold_out", len(known), hold_out, seed)
         split("calibrate", len(kept), calibrate, seed)
         if len(held):
-            encoder = columns(known.iloc[kept], y[kept])
+            encoder = prepare(known.iloc[kept], y[kept], target, **asked)
         if len(known) < len(frame):
             warn(f"{len(frame) - len(known):,} rows without {target!r} are left out")
         typer.echo(f"{source.name}: {len(frame):,} rows, {frame.shape[1]} columns")

@@ -161,7 +161,7 @@ def _summed(model: TableModel, part: pd.DataFrame) -> Array:
 
 def _sizes(model: TableModel) -> Numbers:
     regressor: MPGELURegressor = model.regressor
-    stack = regressor.ensemble_.stacks[0]
+    stack: Any = regressor.ensemble_.stacks[0]
     widths = [int(p.shape[-1]) for name, p in stack.state()[0].items() if name.endswith("bias")]
     return {"networks": len(regressor.ensemble_), "steps": regressor.n_iter_, "widths": widths}
 

@@ -11,6 +11,7 @@ from typing import Any, Self, overload
 
 import numpy as np
 import pandas as pd
+import pyarrow.dataset as ds
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -94,7 +95,7 @@ class TableModel:
             settings: of :class:`MPGELURegressor`.
         """
         columns: dict[str, Any] = {"missing": missing, "categorical": list(categorical), "drop": list(drop)}
-        if isinstance(frame, pd.DataFrame):
+        if not isinstance(frame, str | os.PathLike | ds.Dataset):
             if stream:
                 raise InputError("fit: stream is for Parquet files and datasets; a data frame is in memory already")
             known, y = read_target(frame, target)
@@ -187,7 +188,7 @@ class TableModel:
                 some thousand rows, whose index counts the rows of the table.
             level: probability of the interval, strictly between 0 and 1.
         """
-        if not isinstance(rows, pd.DataFrame | Encoded):
+        if isinstance(rows, str | os.PathLike | ds.Dataset):
             return self._predicted(Dataset(rows), level)
         X = (self.encoder.encode(rows) if isinstance(rows, pd.DataFrame) else rows).X
         parts = np.empty((len(X), len(OUTPUTS)))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -31,7 +32,7 @@ _ROWS_AT_ONCE = 65_536  # that are read and encoded together
 _HELD, _CALIBRATION, _TRAINED, _UNKNOWN = 0, 1, 2, 3  # what a row is for
 
 Array = NDArray[np.float64]
-TableSource = str | os.PathLike[str] | ds.Dataset
+TableSource: TypeAlias = "str | os.PathLike[str] | ds.Dataset"
 
 
 def is_streamed(table: Dataset, stream: bool | None) -> bool:
@@ -110,8 +111,8 @@ class StreamedTable:
             buffer.append(_encoded(_rows(frame, part == _TRAINED), self.target_name, self.encoder))
             if sum(len(block.y) for block in buffer) >= 2 * size:
                 mixed = _shuffled(buffer, generator)
-                yield Block(*(array[:size] for array in mixed))
-                buffer = [Block(*(array[size:] for array in mixed))]
+                yield mixed.at(slice(size))
+                buffer = [mixed.at(slice(size, None))]
         if buffer and len((rest := _shuffled(buffer, generator)).y):
             yield rest
 
@@ -195,7 +196,8 @@ def _encoded(frame: pd.DataFrame, target: str, encoder: TableEncoder) -> Block:
 
 def _shuffled(blocks: list[Block], generator: np.random.Generator) -> Block:
     order = generator.permutation(sum(len(block.y) for block in blocks))
-    return Block(*(np.concatenate(arrays)[order] for arrays in zip(*blocks, strict=True)))
+    X, y, numbers = (np.concatenate(arrays) for arrays in zip(*blocks, strict=True))
+    return Block(X, y, numbers).at(order)
 
 
 def _check_target(moments: Moments, target: str) -> None:

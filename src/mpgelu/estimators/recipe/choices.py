@@ -85,7 +85,7 @@ def _epochs(rows: int, features: int) -> float:
 def _batch_size(rows: int) -> int:
     """Rows in a step: 256 up to 100,000 rows of the table, then twice as many for every ten times as many."""
     size = next(size for most, size in _BATCH_SIZES if rows <= most)
-    return size * 2 ** round(math.log10(max(1.0, rows / _ROWS_OF_WIDTH)))
+    return size << round(math.log10(max(1.0, rows / _ROWS_OF_WIDTH)))
 
 
 def _hidden(rows: int) -> tuple[int, int]:

@@ -43,6 +43,10 @@ class Block(NamedTuple):
     y: Array
     numbers: NDArray[np.int64]
 
+    def at(self, places: NDArray[np.int64] | slice) -> Block:
+        """Some of the rows, by their places."""
+        return Block(self.X[places], self.y[places], self.numbers[places])
+
 
 class Stream(Protocol):
     """Rows to train on that need not fit into memory."""
