@@ -34,7 +34,10 @@ def precision() -> str:
     network = mp.network(X.shape[1], (64, 64), rate=0.05)
     mp.fit(network, LIKELIHOOD, (X[1000:], y[1000:]), epochs=10, clip=10, progress=False)
     exact = copy.deepcopy(network).double()
-    lines = ["| moments | mean, as a share of the target's scale | standard deviation of h | of y |", "|---|---|---|---|"]
+    lines = [
+        "| moments | mean, as a share of the target's scale | standard deviation of h | of y |",
+        "|---|---|---|---|",
+    ]
     for name, kind in KINDS.items():
         with torch.no_grad():
             wanted = exact(kind.certain(X[:1000].double()))
