@@ -69,7 +69,7 @@ class Likelihood(nn.Module):
         return self.predictive(moments, 2).variance
 
     def noise(self, moments: Moments | Tensor) -> Tensor:
-        """Return the aleatoric part of the variance, the expected variance of the target given the outputs, ``(*batch,)``.
+        """The aleatoric part of the variance, the expected variance of the target given the outputs, ``(*batch,)``.
 
         Args:
             moments: Moments of the outputs, mean ``(*batch, outputs)``.
@@ -87,7 +87,7 @@ class Likelihood(nn.Module):
         return self.predictive(moments, 2).matched()
 
     def mean_direction(self, moments: Moments) -> Tensor:
-        """Return the derivative of the mean of the target by the outputs, ``(*batch, outputs)``, which attribution uses.
+        """The derivative of the mean of the target by the outputs, ``(*batch, outputs)``, which attribution uses.
 
         The default is that of a mean which is the first output.
 

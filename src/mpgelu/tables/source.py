@@ -1,4 +1,4 @@
-"""Reading a CSV or Parquet table, from a file or standard input, a part at a time."""
+"""Reading of CSV and Parquet tables, from a file or standard input, in parts of bounded size."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _HEADER_BYTES = 4096
 class Source:
     """A table that is read in parts of bounded size; errors name the file, the column and the line.
 
-    The format is recognised by the first bytes: Parquet, gzip, or else CSV in UTF-8 with a header line.
+    The format is recognised by the first bytes: Parquet, gzip, or otherwise CSV in UTF-8 with a header line.
 
     Args:
-        path: Path of the file; ``"-"`` is standard input.
-        delimiter: Between the cells of a CSV file.
+        path: File to read; ``"-"`` is standard input.
+        delimiter: Delimiter between the cells of a CSV file.
     """
 
     def __init__(self, path: str | Path, delimiter: str = ",") -> None:
@@ -44,17 +44,20 @@ class Source:
         self.fraction_read: float | None = None  # None while unknown
 
     def read(self) -> pd.DataFrame:
-        """The whole table."""
+        """Return the whole table as one data frame; see :meth:`frames`."""
         return pd.concat(list(self.frames()))
 
     def frames(self, rows: int = ROWS_AT_ONCE) -> Iterator[pd.DataFrame]:
-        """Parts of the table, one at least; the index counts rows from 0.
+        """Iterate over parts of the table, at least one; the index counts rows from 0.
 
-        Cells of a CSV file stay the text they are; a line with too few has empty ones at its end. Columns of a Parquet
-        file keep their type.
+        Cells of a CSV file are returned as text; a line with too few cells has empty ones at its end. Columns of a
+        Parquet file keep their type.
+
+        Args:
+            rows: Number of rows in a part.
 
         Raises:
-            DataError: The file cannot be read, has no rows, or has a bad header or line.
+            DataError: The file cannot be read, has no rows, or has an invalid header or line.
         """
         with self.located(), self._opened() as stream:
             start = _peek(stream)
@@ -72,7 +75,7 @@ class Source:
 
     @contextmanager
     def located(self) -> Iterator[None]:
-        """Say of an error in a cell which file and line it is in."""
+        """Add file and line to errors in cells that are raised in this context."""
         try:
             yield
         except CellError as error:
@@ -87,6 +90,7 @@ class Source:
 
     @contextmanager
     def _opened(self) -> Iterator[BufferedReader]:
+        """Open the file or standard input as a stream of bytes."""
         if self.is_standard_input and sys.stdin is None:
             raise DataError("standard input is closed; send a table to it, or give the name of a file")
         if not self.is_standard_input and not self.path.exists():
@@ -101,6 +105,7 @@ class Source:
             raise DataError(f"cannot read {self.name}: {error.strerror or error}") from error
 
     def _csv(self, stream: BufferedReader, is_compressed: bool, rows: int) -> Iterator[pd.DataFrame]:
+        """Iterate over parts of a CSV stream."""
         content: IO[bytes] = gzip.GzipFile(fileobj=stream) if is_compressed else stream  # type: ignore[assignment]
         size = None if self.is_standard_input else self.path.stat().st_size
         start, header = b"", list[str]()
@@ -137,6 +142,7 @@ class Source:
             raise DataError(f"cannot read {self.name}: {reason(error)}") from error
 
     def _parquet(self, stream: BufferedReader, rows: int) -> Iterator[pd.DataFrame]:
+        """Iterate over parts of a Parquet file."""
         try:
             file = pq.ParquetFile(BytesIO(stream.read()) if self.is_standard_input else stream)
             total, start = file.metadata.num_rows, 0
@@ -150,7 +156,7 @@ class Source:
             raise DataError(f"cannot read {self.name}: {reason(error)}") from error
 
     def _check_header(self, header: list[str]) -> None:
-        """Refuse what is not a line of column names."""
+        """Raise if the first line is not a line of column names."""
         if len(header) == 1:
             self._check_delimiter(header[0])
         self._check_names(header)
@@ -158,7 +164,7 @@ class Source:
             raise DataError(f"{self.name} begins with numbers, {header[:3]}; add a first line with the columns' names")
 
     def _check_delimiter(self, text: str) -> None:
-        """Refuse a first line that another delimiter would divide."""
+        """Raise if another delimiter would split the first line."""
         header = next(iter(text.splitlines()), "")
         for delimiter in _DELIMITERS:
             if delimiter in header and self.delimiter not in header:
@@ -169,6 +175,7 @@ class Source:
                 )
 
     def _check_names(self, names: list[str]) -> None:
+        """Raise if a column has no name, or two have the same."""
         if "" in names:
             raise DataError(
                 f"{self.name}: column {names.index('') + 1} has no name in the first line; name it, or leave it out"
@@ -178,6 +185,7 @@ class Source:
 
 
 def _peek(stream: BufferedReader) -> bytes:
+    """Return the first bytes of a stream without consuming them."""
     return stream.peek(4)[:4]
 
 
@@ -190,7 +198,7 @@ def to_frame(batch: pa.RecordBatch, start: int) -> pd.DataFrame:
 
 
 def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same rows with string views as strings, which pandas can work with."""
+    """Return the same rows with string views converted to strings, which pandas supports."""
     fields = [
         field.with_type(_PLAIN[str(field.type)]) if str(field.type) in _PLAIN else field for field in batch.schema
     ]
@@ -214,7 +222,12 @@ def check_column(name: str, names: list[str]) -> None:
 
 
 def place_of_row(path: Path, row: int) -> str:
-    """Return where a row stands in its file, counting from 1; CSV files may hold blank lines."""
+    """Return where a row is in its file, counting from 1; CSV files may contain blank lines.
+
+    Args:
+        path: The file.
+        row: Number of the row from 0.
+    """
     if path.suffix.lower() != ".csv":
         return f"row {row + 1}"
     with path.open(encoding="utf-8-sig", newline="") as stream:

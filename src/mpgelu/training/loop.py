@@ -1,4 +1,4 @@
-"""One training loop, for one network or for many stacked as one."""
+"""The training loop, for one network or a stack of networks."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def _remedy(checkpoint: str | Path | None) -> str:
 
 
 def _check_likelihood(likelihood: object) -> None:
-    """An object, not a class or a loss, that knows the expected log-likelihood under moments."""
+    """Raise if the likelihood is a class, or has no method ``expected_log_prob``."""
     if isinstance(likelihood, type):
         raise InputError(f"fit: likelihood must be an object, got a class; did you mean {likelihood.__name__}()?")
     if not callable(getattr(likelihood, "expected_log_prob", None)):
