@@ -61,11 +61,7 @@ class Perceptrons:
 
 
 def can_take(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
-<<<<<<< HEAD
     """Return whether the kernels accept tensors: plain, on the CPU, of one dtype, not traced, not in forward mode."""
-=======
-    """Whether the kernels can take these tensors: on the CPU, of one dtype, neither traced nor in forward mode."""
->>>>>>> main
     plain = all(tensor.dtype == dtype and tensor.is_cpu for tensor in tensors)
     return plain and values_are_visible(*tensors) and available()
 
