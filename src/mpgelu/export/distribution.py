@@ -50,7 +50,12 @@ class Distribution(NamedTuple):
 
 
 def distribution(
-    outputs: Outputs, weights: Array, noise_variance: float | None, levels: Sequence[float], nodes: int
+    outputs: Outputs,
+    weights: Array,
+    noise_variance: float | None,
+    levels: Sequence[float],
+    nodes: int,
+    centers: Array | None = None,
 ) -> Distribution:
     """Return the summary of the mixture of M networks.
 
@@ -60,13 +65,18 @@ def distribution(
         noise_variance: Variance of the noise; ``None`` if the second output is its logarithm.
         levels: Probabilities of the quantiles.
         nodes: Number of mixture components of each network over the noise.
+        centers: Matrix from the means of the mixed members to those of the networks they belong to, ``(M, M)``; the
+            distance between the two counts as noise. ``None`` if they are equal.
     """
     means, epistemics = outputs.mean.take(0), outputs.variance.take(0)  # (M, rows), or (rows,) for one network
     aleatorics = _aleatoric(outputs, noise_variance)
     mean, epistemic = means, epistemics
     if len(weights) > 1:
-        mean = _average(means, weights)
-        epistemic = _average((means - mean).square() + epistemics, weights)
+        mean, of_networks = _average(means, weights), means
+        if centers is not None:
+            of_networks = means.graph.op("MatMul", centers, means)
+            aleatorics = aleatorics + (means - of_networks).square()
+        epistemic = _average((of_networks - mean).square() + epistemics, weights)
     aleatoric = _average(aleatorics, weights)
     stddev = (epistemic + aleatoric).sqrt()
     quantiles = _quantiles(outputs, mean, stddev, weights, noise_variance, levels, nodes) if levels else None

@@ -125,7 +125,10 @@ def _results(features: Any, parts: Parts, levels: Sequence[float]) -> dict[str, 
         summary, rest = traced.whole(features, parts, levels), 0.0
     else:
         outputs, weights, nodes = _outputs(features, parts, form, cross=bool(levels))
-        summary, rest = distribution(outputs, weights, form.noise_variance, levels, nodes), parts.target_mean - offset
+        centers = getattr(parts.members, "centers", None) if form.by_member else None
+        centers = None if centers is None else torch.as_tensor(centers).numpy()
+        summary = distribution(outputs, weights, form.noise_variance, levels, nodes, centers)
+        rest = parts.target_mean - offset
     mean = summary.mean + rest if rest else summary.mean
     deviations = ("stddev", "epistemic_std", "aleatoric_std")
     results: dict[str, Any] = {"mean": (mean, ["rows"])} | {

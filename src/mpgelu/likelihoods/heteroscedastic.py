@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from mpgelu.likelihoods.base import Likelihood, likelihoods
+from mpgelu.likelihoods.base import Likelihood, NoisePart, likelihoods
 from mpgelu.likelihoods.outputs import MeanAndLogVariance, as_moments, check_target
 from mpgelu.moments import Moments
 from mpgelu.predictive import Predictive
@@ -75,9 +75,9 @@ class HeteroscedasticGaussian(Likelihood):
         moments = as_moments("HeteroscedasticGaussian.noise", moments, 2)
         return (moments.mean[..., 1] + moments.variance[..., 1] / 2).exp()
 
-    def gaussians(self, log_variance: Tensor, known: bool) -> list[tuple[float, Tensor]] | None:
-        """The noise as one Gaussian; a subclass that overrides :meth:`predictive` must override this method too."""
-        return [(1.0, log_variance)] if type(self).predictive is HeteroscedasticGaussian.predictive else None
+    def gaussians(self, log_variance: Tensor, known: bool) -> list[NoisePart] | None:
+        """Return the noise as one Gaussian; a subclass that overrides :meth:`predictive` must override this method too."""
+        return [NoisePart(1.0, log_variance)] if type(self).predictive is HeteroscedasticGaussian.predictive else None
 
     @staticmethod
     def in_unit(scale: float, offset: float) -> tuple[list[float], list[float]]:

@@ -59,7 +59,8 @@ def run(network: nn.Module, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
 @batched.register
 def _(layer: Linear, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
     weight = state["weight"].mT
-    return torch.baddbmm(state["bias"].unsqueeze(1), x, weight) if "bias" in state else torch.bmm(x, weight)
+    result = torch.baddbmm(state["bias"].unsqueeze(1), x, weight) if "bias" in state else torch.bmm(x, weight)
+    return result if result.dtype == x.dtype else result.to(x.dtype)  # inside torch.autocast
 
 
 @batched.register

@@ -36,9 +36,10 @@ class Parts:
         noise: From scaled features and the two outputs of the networks to the log-variance that replaces the second.
         spread: Factor by which the networks are shrunk towards their average.
         whole: From raw features, their errors and a number of nodes to the distribution of the target; ``None`` for a
-            single network.
-        members: From scaled features to means and variances of the mixed members, ``(M, rows, outputs)`` each, where
-            they are not the outputs of the networks themselves; its attribute ``weights`` has their weights.
+            network alone.
+        members: From scaled features to means and variances of what the model mixes, ``(M, rows, outputs)`` each, where
+            that is more than the networks' own outputs; its attribute ``weights`` has their weights, and ``centers``
+            the matrix from their means to those of their networks, ``None`` where these are equal.
     """
 
     networks: Sequence[nn.Module]
@@ -72,7 +73,7 @@ class Parts:
         Raises:
             InputError: The rows are not vectors of the features of the model.
         """
-        x = torch.tensor(np.asarray(self.encode(X), dtype=np.float64))
+        x = torch.tensor(np.asarray(self.encode(X), dtype=np.float64), device=_first_device(self.networks))
         if x.dim() != 2 or x.shape[1] != len(self.feature_names):
             raise InputError(f"{caller}: X must have shape (rows, {len(self.feature_names)}), got {tuple(x.shape)}")
         return x
@@ -122,7 +123,7 @@ def _(
     count = given or _first_size(caller, model)
     return Parts(
         networks=[model],
-        weights=torch.ones(1, dtype=torch.float64),
+        weights=torch.ones(1, dtype=torch.float64, device=_first_device([model])),
         likelihood=likelihood or _likelihood(caller, model, count),
         feature_names=feature_names(caller, features, count),
         scaling=FeatureScale.identity(count),
@@ -147,6 +148,11 @@ def feature_names(caller: str, features: int | Sequence[str] | None, count: int)
     return names
 
 
+def _first_device(networks: Sequence[nn.Module]) -> torch.device:
+    """Where the parameters are; the CPU where there are none."""
+    return next((p.device for network in networks for p in network.parameters()), torch.device("cpu"))
+
+
 def _first_size(caller: str, network: nn.Module) -> int:
     """Return the number of inputs of the first layer that has ``in_features``."""
     for module in network.modules():
@@ -156,8 +162,7 @@ def _first_size(caller: str, network: nn.Module) -> int:
 
 
 def _likelihood(caller: str, network: nn.Module, features: int) -> Likelihood:
-    """Return the default likelihood for the number of outputs of a network."""
-    like = next(network.parameters(), torch.empty(0))
+    like = next(network.parameters(), torch.empty(0, device="cpu"))
     with torch.no_grad():
         outputs = network(like.new_zeros(1, features)).shape[-1]
     if outputs not in (1, 2):

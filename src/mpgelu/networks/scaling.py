@@ -56,8 +56,8 @@ class FeatureScale(nn.Module):
 
     @classmethod
     def identity(cls, features: int) -> FeatureScale:
-        """Return the identity for a number of features, for networks that take raw features."""
-        return cls.standard(torch.zeros(features), torch.ones(features))
+        """Features as they are, for networks that take them so."""
+        return cls.standard(torch.zeros(features, device="cpu"), torch.ones(features, device="cpu"))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the scaled and limited features, ``(rows, n)``, in the dtype of x."""

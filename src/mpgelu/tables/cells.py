@@ -15,7 +15,7 @@ from mpgelu.errors import DataError
 MISSING = frozenset(
     ["", "?", "NA", "N/A", "n/a", "#N/A", "#NA", "<NA>", "NaN", "nan", "-nan", "NULL", "null", "None", "NaT"]
 )
-_LARGEST = 1e150  # the square of more is not a number any more
+LARGEST = 1e150  # the square of more is not a number any more
 _DATE = re.compile(
     r"\d{4}-\d{1,2}-\d{1,2}([ T]\d.*)?|\d{4}/\d{1,2}/\d{1,2}( \d.*)?|\d{1,2}([/.-])\d{1,2}\3\d{2,4}( \d.*)?"
     r"|\d{1,2}[ -][A-Za-z]{3,9}\.?[ -]\d{2,4}|[A-Za-z]{3,9}\.? \d{1,2},? \d{4}|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
@@ -90,7 +90,7 @@ class Cells:
         """
         if (words := np.flatnonzero(self.words)).size:
             raise self.error(words, _why_no_number(str(self.text.iloc[words[0]])))
-        if (large := np.flatnonzero(np.abs(self.values) > _LARGEST)).size:
+        if (large := np.flatnonzero(np.abs(self.values) > LARGEST)).size:
             raise self.error(large, "{} is infinite or too large; put a finite number there, or leave out the row")
         return self.values
 
@@ -160,11 +160,15 @@ class Cells:
         if _mostly(examples, _DECIMAL_COMMA):
             raise self.error(np.flatnonzero(self.words), _COMMA)
         if 2 * len(words) < np.sum(~self.missing):
-            raise self.error(
-                np.flatnonzero(self.words),
-                "{} is not a number, as most of this column are; "
-                f"correct the cell, or give `categorical` {self.name!r} if these are names",
-            )
+            raise self.among_numbers()
+
+    def among_numbers(self) -> CellError:
+        """That the first word stands among numbers."""
+        return self.error(
+            np.flatnonzero(self.words),
+            "{} is not a number, as most of this column are; "
+            f"correct the cell, or give `categorical` {self.name!r} if these are names",
+        )
 
 
 def _why_no_number(text: str) -> str:

@@ -22,7 +22,8 @@ Matrix = NDArray[np.float64]
 _MOST_CATEGORIES = 50
 _MOST_REMEMBERED = 10_000  # categories, to tell new ones from rare ones
 _COUNTED_ROWS = 100  # from which on whole numbers that are all different are hardly chance
-_FEWEST_ROWS = 3  # of a category, or of missing cells, to have a feature of its own: fewer are noise on a huge scale
+FEWEST_OF_KIND = 3  # of a category, or of missing cells, to have a feature of its own: fewer are noise on a huge scale
+HARDLY_TWICE = "hardly a text in it occurs twice, as in a column of names or numbers of the rows"
 
 
 @dataclass
@@ -70,9 +71,9 @@ class Numeric:
             CellError: The numbers are dates.
         """
         numbers = cells.numbers()[~cells.missing]
-        if _are_dates(numbers):
+        if are_dates(numbers):
             raise cells.date_error(f"{numbers[0]:.0f}")
-        missing = bool(cells.missing.sum() >= _FEWEST_ROWS)
+        missing = bool(cells.missing.sum() >= FEWEST_OF_KIND)
         span = float(numbers.min()), float(numbers.max())
         return cls(cells.name, float(np.median(numbers)), missing, *span, _could_count_rows(numbers))
 
@@ -119,11 +120,15 @@ class Categorical:
     def learn(cls, cells: Cells) -> Categorical:
         """Return the encoding of a training column."""
         counts = cells.categories()[~cells.missing].value_counts()
-        names = tuple(map(str, counts.index))
-        frequent = min(int((counts >= _FEWEST_ROWS).sum()), _MOST_CATEGORIES)
-        missing = bool(cells.missing.sum() >= _FEWEST_ROWS)
+        return cls.counted(cells.name, dict(zip(map(str, counts.index), counts, strict=True)), int(cells.missing.sum()))
+
+    @classmethod
+    def counted(cls, name: str, counts: Mapping[str, int], missing: int) -> Categorical:
+        """From the number of cells of each category, the most frequent first, and the number of missing ones."""
+        names, frequent = tuple(counts), sum(count >= FEWEST_OF_KIND for count in counts.values())
+        frequent = min(frequent, _MOST_CATEGORIES)
         rare = names[frequent:] if len(names) <= _MOST_REMEMBERED else None
-        return cls(cells.name, names[:frequent], frequent < len(names), missing, rare)
+        return cls(name, names[:frequent], frequent < len(names), missing >= FEWEST_OF_KIND, rare)
 
     @property
     def features(self) -> list[str]:
@@ -218,13 +223,13 @@ class TableEncoder:
                 continue
             cells = Cells.of(frame[name])
             if missing == "error":
-                _refuse_missing(cells)
+                refuse_missing(cells)
             reason = _constant(cells) or _copy(cells, name in categorical, seen)
             column: Numeric | Categorical | None = None
             if reason is None:
                 column = _column(cells, name in categorical)
                 if isinstance(column, Categorical) and not column.categories:
-                    reason = "hardly a text in it occurs twice, as in a column of names or numbers of the rows"
+                    reason = HARDLY_TWICE
             if reason is not None:
                 dropped[name] = reason
             elif column is not None:
@@ -252,7 +257,7 @@ class TableEncoder:
         for column in self.columns:
             cells = Cells.of(frame[column.name])
             if self.missing == "error":
-                _refuse_missing(cells)
+                refuse_missing(cells)
             blocks.append(column.encode(cells, encoded))
         encoded.X = np.column_stack(blocks)
         return encoded
@@ -295,6 +300,15 @@ class TableEncoder:
                 parts |= {"categories": tuple(parts["categories"]), "rare": None if rare is None else tuple(rare)}
                 columns.append(Categorical(**parts))
         return cls(tuple(columns), dict(about["dropped"]), about["missing"])
+
+
+def check_encoder(encoder: TableEncoder, target: str) -> None:
+    """Raise a DataError if no column is left to predict from."""
+    if not encoder.columns and not encoder.dropped:
+        raise DataError(f"no column beside the target {target!r}; a model needs something to predict from")
+    if not encoder.columns:
+        reasons = "; ".join(f"{name!r} {reason}" for name, reason in encoder.dropped.items())
+        raise DataError(f"no column is left to predict from: {reasons}")
 
 
 def with_plain_names(frame: pd.DataFrame) -> pd.DataFrame:
@@ -351,8 +365,8 @@ def _note(counts: Counter[str], name: str, cells: NDArray[np.bool_]) -> None:
         counts[name] += count
 
 
-def _are_dates(numbers: Matrix) -> bool:
-    """Return whether all numbers are dates written as 20240131."""
+def are_dates(numbers: Matrix) -> bool:
+    """Whether all numbers are dates written as 20240131."""
     if numbers.min() < 19000101 or numbers.max() > 21001231:
         return False
     dates = pd.to_datetime(pd.Series(numbers).astype("int64").astype("str"), format="%Y%m%d", errors="coerce")
@@ -383,8 +397,8 @@ def _copy(cells: Cells, is_categorical: bool, seen: dict[bytes, str]) -> str | N
     return None if first == cells.name else f"is a copy of {first!r}"
 
 
-def _refuse_missing(cells: Cells) -> None:
-    """Raise for the first missing cell."""
+def refuse_missing(cells: Cells) -> None:
+    """Raise a CellError if a cell is missing."""
     if cells.missing.any():
         row = int(cells.rows[np.flatnonzero(cells.missing)[0]])
         raise CellError("missing value; fill it in, or fit with `missing` impute", cells.name, row)

@@ -7,14 +7,15 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import numpy as np
 import pandas as pd
+import pyarrow.dataset as ds
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpgelu.errors import DataError, InputError, closest
+from mpgelu.errors import DataError, InputError
 from mpgelu.estimators.loading import from_description
 from mpgelu.estimators.regressor import MPGELURegressor
 from mpgelu.networks import Parts, parts_of
@@ -22,8 +23,11 @@ from mpgelu.predictive import Predictive
 from mpgelu.storage.arrays import read_arrays, write_arrays
 from mpgelu.storage.schema import Optional, checked
 from mpgelu.tables.cells import Cells
-from mpgelu.tables.encoder import Encoded, Missing, TableEncoder, with_plain_names
+from mpgelu.tables.dataset import Dataset
+from mpgelu.tables.encoder import Encoded, Missing, TableEncoder, check_encoder, with_plain_names
 from mpgelu.tables.evaluation import Evaluation
+from mpgelu.tables.source import check_column
+from mpgelu.tables.streaming import StreamedTable, TableSource, is_streamed, surveyed
 
 OUTPUTS = ("mean", "stddev", "epistemic_std", "aleatoric_std", "lower", "upper")
 FEWEST_ROWS = 10
@@ -61,7 +65,7 @@ class TableModel:
     @classmethod
     def fit(
         cls,
-        frame: pd.DataFrame,
+        frame: pd.DataFrame | TableSource,
         target: str,
         *,
         missing: Missing = "impute",
@@ -69,27 +73,62 @@ class TableModel:
         drop: Iterable[str] = (),
         calibrate: float = 0.0,
         compact: bool = False,
+        stream: bool | None = None,
         **settings: Any,
     ) -> Self:
         """Learn to predict one column of a table from the others.
 
-        Args:
-            frame: The table; rows without a target are left out.
-            target: Name of the column to predict.
-            missing: ``"impute"`` fills missing cells, ``"error"`` refuses them.
-            categorical: Columns of numbers that are to be treated as categories.
-            drop: Columns to leave out.
-            calibrate: Share of the rows that is held out from training to calibrate the intervals; see
-                :meth:`MPGELURegressor.calibrate`.
-            compact: Whether to distill the ensemble into one network afterwards; see :meth:`MPGELURegressor.distill`.
-            **settings: Arguments of :class:`MPGELURegressor`.
+        A table in files of more than 1,000,000 rows or 50 million cells is not read into memory: one pass looks at all
+        rows, and training reads them row group by row group, see :meth:`MPGELURegressor.fit_stream`.
 
-        Raises:
-            DataError: A column is missing, or its cells cannot be learned from.
+        Args:
+            frame: the table, of which rows without a target are left out: a data frame, the path of a Parquet file or
+                of a folder of them, or a ``pyarrow.dataset.Dataset``.
+            target: name of the column to predict.
+            missing: ``"impute"`` fills missing cells, ``"error"`` refuses them.
+            categorical: columns of numbers to be taken as names.
+            drop: columns to leave out.
+            calibrate: share of the rows kept from training to calibrate the intervals on, as
+                :meth:`MPGELURegressor.calibrate` does.
+            compact: distill the ensemble into one network afterwards, as :meth:`MPGELURegressor.distill` does.
+            stream: whether files are streamed; ``None`` decides by their size. A data frame never is.
+            settings: of :class:`MPGELURegressor`.
         """
-        known, y = read_target(frame, target)
-        encoder = prepare(known, y, target, missing=missing, categorical=list(categorical), drop=list(drop))
-        return cls.train(known, y, target, encoder, calibrate=calibrate, compact=compact, **settings)
+        columns: dict[str, Any] = {"missing": missing, "categorical": list(categorical), "drop": list(drop)}
+        if not isinstance(frame, str | os.PathLike | ds.Dataset):
+            if stream:
+                raise InputError("fit: stream is for Parquet files and datasets; a data frame is in memory already")
+            known, y = read_target(frame, target)
+            encoder = prepare(known, y, target, **columns)
+            return cls.train(known, y, target, encoder, calibrate=calibrate, compact=compact, **settings)
+        table = Dataset(frame)
+        if not is_streamed(table, stream):
+            with table.located():
+                return cls.fit(table.read(), target, calibrate=calibrate, compact=compact, **columns, **settings)
+        found = surveyed(
+            table,
+            target,
+            calibrate=calibrate,
+            seed=seed if isinstance(seed := settings.get("random_state"), int) else 0,
+            **columns,
+        )
+        return cls.train_streamed(found, compact=compact, **settings)
+
+    @classmethod
+    def train_streamed(cls, table: StreamedTable, *, compact: bool = False, **settings: Any) -> Self:
+        """As :meth:`fit`, with a table that has been looked at once and is streamed.
+
+        Args:
+            table: The result of :func:`surveyed`.
+            compact: as in :meth:`fit`.
+            settings: as in :meth:`fit`.
+        """
+        regressor = MPGELURegressor(**settings).fit_stream(table, spent=table.seconds)
+        if compact:
+            regressor = regressor.distill(verbose=bool(settings.get("verbose")))
+        if len(table.calibration.y):
+            regressor.calibrate(table.calibration.X, table.calibration.y)
+        return cls(table.target_name, table.encoder, regressor, table.rows)
 
     @classmethod
     def train(
@@ -134,23 +173,38 @@ class TableModel:
         encoded = self.encoder.encode(rows) if isinstance(rows, pd.DataFrame) else rows
         return replace(self, regressor=self.regressor.distill(None if encoded is None else encoded.X, **settings))
 
-    def predict(self, rows: pd.DataFrame | Encoded, level: float = 0.9) -> pd.DataFrame:
-        """Return mean, standard deviations and the ends of an interval for each row, in the columns :data:`OUTPUTS`.
+    @overload
+    def predict(self, rows: pd.DataFrame | Encoded, level: float = 0.9) -> pd.DataFrame: ...
+    @overload
+    def predict(self, rows: TableSource, level: float = 0.9) -> Iterator[pd.DataFrame]: ...
+    def predict(
+        self, rows: pd.DataFrame | Encoded | TableSource, level: float = 0.9
+    ) -> pd.DataFrame | Iterator[pd.DataFrame]:
+        """The columns :data:`OUTPUTS`, of standard deviations and the ends of an interval, for each row.
+
+        It is what Dask, Ray Data and Spark need to predict tables in parts, see ``docs/workers.md``.
 
         Args:
-            rows: A table with the columns of the training table, or that table encoded.
-            level: Probability of the interval, strictly between 0 and 1.
-
-        Raises:
-            DataError: A column is missing, or a cell is invalid.
+            rows: a table with the columns of the training table, or that table encoded. Of a Parquet file, a folder of
+                them or a ``pyarrow.dataset.Dataset`` the predictions come in parts, as the table is read: one frame for
+                some thousand rows, whose index counts the rows of the table.
+            level: probability of the interval, strictly between 0 and 1.
         """
+        if isinstance(rows, str | os.PathLike | ds.Dataset):
+            return self._predicted(Dataset(rows), level)
         X = (self.encoder.encode(rows) if isinstance(rows, pd.DataFrame) else rows).X
         parts = np.empty((len(X), len(OUTPUTS)))
-        for at, p, ends in self._distributions(X, level):
+        for at, p, ends in self._distributions(X, level) if len(X) else ():  # engines have parts without rows
             moments = (p.mean, p.stddev, p.epistemic_variance.sqrt(), p.aleatoric_variance.sqrt())
             parts[at] = np.stack([*moments, *ends], 1)
         index = rows.index if isinstance(rows, pd.DataFrame) else None
         return pd.DataFrame(parts, columns=list(OUTPUTS), index=index)
+
+    def _predicted(self, table: Dataset, level: float) -> Iterator[pd.DataFrame]:
+        """Predictions of a table in parts."""
+        with table.located():
+            for part in table.frames():
+                yield self.predict(part, level)
 
     def evaluate(self, rows: Encoded, actual: Array, level: float = 0.9) -> Evaluation:
         """Return predictions together with the observed targets.
@@ -284,24 +338,9 @@ def prepare(
         raise DataError(f"{len(y)} row{'s' * (len(y) != 1)} with a target; a model needs at least {FEWEST_ROWS}")
     if np.ptp(y) == 0:
         raise DataError(f"the target {target!r} is {y[0]:g} in every row; there is nothing to predict")
-    if len(names) == 1:
-        raise DataError(f"no column beside the target {target!r}; a model needs something to predict from")
     encoder = TableEncoder.learn(known.drop(columns=target), missing=missing, categorical=categorical, drop=drop)
-    if not encoder.columns:
-        reasons = "; ".join(f"{name!r} {reason}" for name, reason in encoder.dropped.items())
-        raise DataError(f"no column is left to predict from: {reasons}")
+    check_encoder(encoder, target)
     return encoder
-
-
-def check_column(name: str, names: list[str]) -> None:
-    """Check that a column exists.
-
-    Raises:
-        DataError: It does not; the message suggests a similar name.
-    """
-    if name not in names:
-        shown = ", ".join(names[:10]) + ", ..." * (len(names) > 10)
-        raise DataError(f"there is no column {name!r}{closest(name, names) or f'; the columns are {shown}'}")
 
 
 def read_target(frame: pd.DataFrame, target: str) -> tuple[pd.DataFrame, Array]:

@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mpgelu.errors import DataError
+from mpgelu.errors import DataError, closest
 from mpgelu.tables.cells import CellError
 
 ROWS_AT_ONCE = 8192
@@ -79,14 +79,14 @@ class Source:
         try:
             yield
         except CellError as error:
-            at = "" if error.row is None else f", {self._place(error.row)}"
-            raise DataError(f"{self.name}, column {error.column!r}{at}: {error.problem}") from error
+            raise DataError(f"{self._located(error.column, error.row)}: {error.problem}") from error
 
-    def _place(self, row: int) -> str:
-        """Return file and line of a row, for error messages."""
-        if self.is_standard_input:
-            return f"row {row + 1}"
-        return place_of_row(self.path, row)
+    def _located(self, column: str, row: int | None) -> str:
+        """Where a cell stands, or a column."""
+        name = f"{self.name}, column {column!r}"
+        if row is None:
+            return name
+        return f"{name}, row {row + 1}" if self.is_standard_input else f"{name}, {place_of_row(self.path, row)}"
 
     @contextmanager
     def _opened(self) -> Iterator[BufferedReader]:
@@ -139,7 +139,7 @@ class Source:
             raise DataError(f"{self.name} is empty") from error
         except (ValueError, EOFError, OSError, zlib.error) as error:
             self._check_delimiter(start.decode("utf-8-sig", errors="replace"))
-            raise DataError(f"cannot read {self.name}: {_reason(error)}") from error
+            raise DataError(f"cannot read {self.name}: {reason(error)}") from error
 
     def _parquet(self, stream: BufferedReader, rows: int) -> Iterator[pd.DataFrame]:
         """Iterate over parts of a Parquet file."""
@@ -147,15 +147,13 @@ class Source:
             file = pq.ParquetFile(BytesIO(stream.read()) if self.is_standard_input else stream)
             total, start = file.metadata.num_rows, 0
             for batch in file.iter_batches(rows):
-                part = _without_views(batch).to_pandas(types_mapper=pd.ArrowDtype, ignore_metadata=True)
-                part = part.loc[:, [name for name in part if not str(name).startswith("__index_level_")]]
-                part.index = pd.RangeIndex(start, start + len(part))
+                part = to_frame(batch, start)
                 start += len(part)
                 self.fraction_read = start / total
                 self._check_names(list(map(str, part)))
                 yield part
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"cannot read {self.name}: {_reason(error)}") from error
+            raise DataError(f"cannot read {self.name}: {reason(error)}") from error
 
     def _check_header(self, header: list[str]) -> None:
         """Raise if the first line is not a line of column names."""
@@ -191,6 +189,14 @@ def _peek(stream: BufferedReader) -> bytes:
     return stream.peek(4)[:4]
 
 
+def to_frame(batch: pa.RecordBatch, start: int) -> pd.DataFrame:
+    """Rows of Arrow for pandas, without what pandas wrote of an index; the index counts from ``start``."""
+    frame: pd.DataFrame = _without_views(batch).to_pandas(types_mapper=pd.ArrowDtype, ignore_metadata=True)
+    if index := [name for name in frame if str(name).startswith("__index_level_")]:
+        frame = frame.drop(columns=index)
+    return frame.set_axis(pd.RangeIndex(start, start + len(frame)), axis="index")
+
+
 def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the same rows with string views converted to strings, which pandas supports."""
     fields = [
@@ -202,10 +208,17 @@ def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
 _PLAIN = {"string_view": pa.string(), "binary_view": pa.binary()}
 
 
-def _reason(error: Exception) -> str:
-    """Return the message of another library's error as one line."""
+def reason(error: Exception) -> str:
+    """The words of another library, on one line."""
     words = " ".join(str(error).split())
     return words.removeprefix("Error tokenizing data. C error: ") or type(error).__name__
+
+
+def check_column(name: str, names: list[str]) -> None:
+    """Raise a DataError that suggests another name if this one is not there."""
+    if name not in names:
+        shown = ", ".join(names[:10]) + ", ..." * (len(names) > 10)
+        raise DataError(f"there is no column {name!r}{closest(name, names) or f'; the columns are {shown}'}")
 
 
 def place_of_row(path: Path, row: int) -> str:

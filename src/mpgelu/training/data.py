@@ -34,8 +34,10 @@ class Rows:
         self.X, self.y = data
         self.first = self.X[..., :size, :], self.y[..., :size]
         self._size, self._drop_last = size, drop_last
-        self.generator = torch.Generator().manual_seed(seed)
-        self._shuffle = shuffle or (lambda generator: torch.rand(self.y.shape, generator=generator))
+        self.generator = torch.Generator("cpu").manual_seed(seed)
+        self._shuffle = shuffle or (
+            lambda generator: torch.rand(self.y.shape, generator=generator, device=generator.device)
+        )
 
     def epoch(self, number: int = 0) -> Iterator[Pair]:
         """Shuffle the rows of every model once, then cut slices: no copying per batch.
