@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -35,7 +35,7 @@ class DiagonalMoments(Moments):
 
     mean: Tensor
     variance: Tensor
-    event_dims: int = 1
+    event_dims: int = field(default=1, kw_only=True)  # so that subclasses may add fields of their own
 
     @classmethod
     def certain(cls, x: Tensor, event_dims: int = 1) -> Self:
@@ -46,7 +46,7 @@ class DiagonalMoments(Moments):
             event_dims: Number of trailing dimensions that form one random value.
         """
         check_mean(f"{cls.__name__}.certain", x, event_dims)
-        return cls(x, torch.zeros_like(x), event_dims)
+        return cls(x, torch.zeros_like(x), event_dims=event_dims)
 
     @classmethod
     def of(cls, mean: Tensor, spread: Tensor, event_dims: int = 1) -> Self:
@@ -64,12 +64,13 @@ class DiagonalMoments(Moments):
         caller = f"{cls.__name__}.of"
         check_mean(caller, mean, event_dims)
         spread = check_spread(caller, mean, spread, event_dims)
-        return cls(mean, spread if spread.dim() == mean.dim() else spread.diagonal(dim1=-2, dim2=-1), event_dims)
+        variance = spread if spread.dim() == mean.dim() else spread.diagonal(dim1=-2, dim2=-1)
+        return cls(mean, variance, event_dims=event_dims)
 
     @classmethod
     def from_moments(cls, moments: Moments) -> Self:
         """Return the marginal moments of any moments; correlations are dropped."""
-        return cls(moments.mean, moments.variance, moments.event_dims)
+        return cls(moments.mean, moments.variance, event_dims=moments.event_dims)
 
     @property
     def covariance(self) -> Tensor:
@@ -84,7 +85,7 @@ class DiagonalMoments(Moments):
     def replaced(self, function: Replacement) -> Self:
         """Return moments with every tensor replaced; see :meth:`Moments.replaced`."""
         dims = self.event_dims
-        return type(self)(function(self.mean, dims, True), function(self.variance, dims, True), dims)
+        return type(self)(function(self.mean, dims, True), function(self.variance, dims, True), event_dims=dims)
 
     def _describe(self) -> str:
         return "" if self.event_dims == 1 else f"events {tuple(self.event_shape)}"
@@ -92,7 +93,7 @@ class DiagonalMoments(Moments):
 
 def _unflatten(tensors: Iterable[Any], event_dims: int) -> DiagonalMoments:
     mean, variance = tensors
-    return DiagonalMoments(mean, variance, event_dims)
+    return DiagonalMoments(mean, variance, event_dims=event_dims)
 
 
 # The number of event dimensions is a setting: transforms such as vmap look for a batch dimension in the tensors alone.

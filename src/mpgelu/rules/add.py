@@ -72,7 +72,7 @@ def _(value: DiagonalMoments, other: Any, alpha: float = 1.0) -> DiagonalMoments
     if isinstance(other, DiagonalMoments):
         _check_shapes(value, other)
         variance = torch.add(value.variance, other.variance, alpha=alpha * alpha)
-        return DiagonalMoments(torch.add(value.mean, other.mean, alpha=alpha), variance, value.event_dims)
+        return DiagonalMoments(torch.add(value.mean, other.mean, alpha=alpha), variance, event_dims=value.event_dims)
     return replace(value, mean=_moved(value, other, alpha))
 
 

@@ -49,7 +49,7 @@ def _(value: Tensor, *others: Tensor, dim: int = -1) -> Tensor:
 def _(value: DiagonalMoments, *others: DiagonalMoments, dim: int = -1) -> DiagonalMoments:
     values = _check_alike((value, *others), dim)
     mean, variance = (torch.cat(parts, dim) for parts in zip(*((v.mean, v.variance) for v in values), strict=True))
-    return DiagonalMoments(mean, variance, value.event_dims)
+    return DiagonalMoments(mean, variance, event_dims=value.event_dims)
 
 
 @concatenate.register

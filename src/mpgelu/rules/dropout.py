@@ -70,7 +70,9 @@ def _(value: Tensor, gain: Tensor | float, noise: Tensor | float) -> Tensor:
 @multiply.register
 def _(value: DiagonalMoments, gain: Tensor | float, noise: Tensor | float) -> DiagonalMoments:
     second = value.variance + value.mean.square()
-    return DiagonalMoments(value.mean * gain, value.variance * (gain * gain) + second * noise, value.event_dims)
+    return DiagonalMoments(
+        value.mean * gain, value.variance * (gain * gain) + second * noise, event_dims=value.event_dims
+    )
 
 
 @multiply.register

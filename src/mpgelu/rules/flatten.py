@@ -42,7 +42,7 @@ def _(value: DiagonalMoments, start_dim: int = 1, end_dim: int = -1) -> Diagonal
     mean, variance = (
         torch.flatten(part, start_dim, end_dim) if joined else part for part in (value.mean, value.variance)
     )
-    return DiagonalMoments(mean, variance, value.event_dims - joined)
+    return DiagonalMoments(mean, variance, event_dims=value.event_dims - joined)
 
 
 @flatten.register(FullMoments)

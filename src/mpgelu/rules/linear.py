@@ -47,7 +47,7 @@ def _(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _(value: DiagonalMoments, weight: Tensor, bias: Tensor | None = None) -> DiagonalMoments:
     check_features("linear", weight, value.mean)
     mean, variance = linear_map(value.mean, weight, bias), linear_map(value.variance, weight.square())
-    return DiagonalMoments(mean, variance, value.event_dims)
+    return DiagonalMoments(mean, variance, event_dims=value.event_dims)
 
 
 @linear.register

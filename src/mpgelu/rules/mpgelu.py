@@ -54,7 +54,7 @@ def _(value: DiagonalMoments) -> DiagonalMoments:
     keep = keep_probability(value.mean, value.variance)
     mean = keep * value.mean
     variance = torch.addcmul(keep * value.variance, mean, value.mean - mean)
-    return DiagonalMoments(mean, variance, value.event_dims)
+    return DiagonalMoments(mean, variance, event_dims=value.event_dims)
 
 
 @mpgelu.register

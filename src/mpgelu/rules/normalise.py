@@ -83,7 +83,9 @@ def _(
     spread = value.variance.mean(-1) * (1 - 1 / value.features)
     mean, jacobian = _linearised(value.mean, spread, weight, bias, eps)
     columns = jacobian(_identity(value.mean))
-    return DiagonalMoments(mean, combine(value.variance.unsqueeze(-2), columns.square()).squeeze(-2), value.event_dims)
+    return DiagonalMoments(
+        mean, combine(value.variance.unsqueeze(-2), columns.square()).squeeze(-2), event_dims=value.event_dims
+    )
 
 
 @layer_norm.register

@@ -63,7 +63,7 @@ def _(value: DiagonalMoments, frequency: Tensor, phase: Tensor, weight: Tensor) 
     _check(value.mean, frequency)
     fit = fit_apart(value.mean, value.variance, frequency, phase, weight)
     variance = fit.gain.square() * value.variance.unsqueeze(-1) + fit.added
-    return DiagonalMoments(fit.mean.flatten(-2), variance.flatten(-2).to(value.mean.dtype), value.event_dims)
+    return DiagonalMoments(fit.mean.flatten(-2), variance.flatten(-2).to(value.mean.dtype), event_dims=value.event_dims)
 
 
 @periodic.register

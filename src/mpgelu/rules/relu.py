@@ -75,7 +75,7 @@ def _(value: Tensor, covariance: Covariance = "exact") -> Tensor:
 def _(value: DiagonalMoments, covariance: Covariance = "exact") -> DiagonalMoments:
     check_covariance("relu", covariance, Covariance)
     mean, variance = _marginals(value.mean, value.variance, *_units(value.mean, value.variance))
-    return DiagonalMoments(mean, variance, value.event_dims)
+    return DiagonalMoments(mean, variance, event_dims=value.event_dims)
 
 
 @relu.register

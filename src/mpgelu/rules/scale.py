@@ -80,7 +80,7 @@ def _(
     value: DiagonalMoments, mean: Tensor, gain: Tensor, added: Tensor | None = None, row_wise: bool = False
 ) -> DiagonalMoments:
     variance = value.variance * gain.square()
-    return DiagonalMoments(mean, variance if added is None else variance + added, value.event_dims)
+    return DiagonalMoments(mean, variance if added is None else variance + added, event_dims=value.event_dims)
 
 
 @rescale.register
