@@ -19,7 +19,8 @@ def bench(
     sections: Annotated[
         str,
         typer.Option(
-            help="inference, training, models, latency, growth, counts, conversion, accuracy, feature-errors, onnx."
+            help="inference, training, models, latency, growth, counts, conversion, accuracy, feature-errors, onnx, "
+            "prediction, threads, imports."
         ),
     ] = "all",
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
