@@ -14,6 +14,7 @@ import mpgelu as mp
 from mpgelu import MPGELURegressor, native
 from mpgelu.estimators.fast import FastEnsemble
 from mpgelu.estimators.gaussian_process import GaussianProcess
+from mpgelu.likelihoods import HeavyTailedGaussian
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="needs the compiled kernels")
 
@@ -110,3 +111,20 @@ def test_what_is_not_plainly_valid_is_checked_by_scikit_learn(model: MPGELURegre
     assert is_valid(model, X)
     assert is_valid(model, X.astype(np.float32))
     assert not is_valid(model, rows)
+
+
+@pytest.mark.parametrize("offset", [0.0, -1.7])
+def test_the_prepared_ensemble_is_the_ensemble(offset: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 3))
+    model = mp.MPGELURegressor((6,), steps=20, folds=2, random_state=0).fit(X, X[:, 0] + 0.1 * rng.normal(size=60))
+    model.ensemble_.likelihood = HeavyTailedGaussian(0.3, 2.5, 0.02, 0.1, offset)
+    x, y = torch.tensor(2 * X), torch.zeros(60).double()
+    prepared = model.ensemble_._prepared(x)
+    assert prepared is not None
+    monkeypatch.setattr(mp.Ensemble, "_prepared", lambda *_: None)
+    wanted = model.ensemble_(x)
+    for name in ("mean", "epistemic_variance", "aleatoric_variance"):
+        torch.testing.assert_close(getattr(prepared, name), getattr(wanted, name), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(prepared.log_prob(y), wanted.log_prob(y), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(prepared.quantile([0.05, 0.5]), wanted.quantile([0.05, 0.5]), rtol=1e-3, atol=1e-3)

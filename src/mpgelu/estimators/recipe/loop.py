@@ -101,10 +101,20 @@ def run(
     bar.update(task, completed=steps)
     if keeper:
         keeper.write()
-    share = float(left_out.max()) / max(1, trainer.taken)
+    check_left_out(left_out, trainer.taken)
+    return left_out
+
+
+def check_left_out(left_out: Tensor, taken: int) -> None:
+    """Raise a TrainingError if more than half of the steps of a network had no finite loss.
+
+    Args:
+        left_out: Steps that each network left out, ``(networks,)``.
+        taken: Steps in all.
+    """
+    share = float(left_out.max()) / max(1, taken)
     if share > _MOST_LEFT_OUT:
         raise TrainingError(
             f"fit: the loss was not finite in {share:.0%} of the steps of a network; "
             "lower learning_rate or check the data for extreme values"
         )
-    return left_out
