@@ -8,8 +8,7 @@ from typer.testing import CliRunner
 from mpgelu import FactoredMoments, InputError, native, paper_network
 from mpgelu.cli import app
 from mpgelu.moments import FullMoments
-from mpgelu.research.bench import workers
-from mpgelu.research.bench import report
+from mpgelu.research.bench import report, workers
 from mpgelu.research.bench.baselines import MCDropout, SharedMasks, exact_by_hand, paper_relu
 from mpgelu.research.bench.feature_errors import by_set
 from mpgelu.research.bench.measure import in_turns, special_functions
