@@ -124,6 +124,13 @@ def test_intervals_quantiles_calibration_and_input_errors(compact: MPGELURegress
     assert np.mean((lower <= table(300, seed=4)[1]) & (table(300, seed=4)[1] <= upper)) > 0.7
 
 
+def test_many_rows_are_predicted_in_parts(compact: MPGELURegressor) -> None:
+    X, y = table(700, seed=9)
+    whole = compact.predict_distribution(X)
+    torch.testing.assert_close(whole[650:].log_weights, compact.predict_distribution(X[650:]).log_weights)
+    assert whole.log_prob(torch.tensor(y)).shape == (700,)
+
+
 def test_files_hold_it(compact: MPGELURegressor, tmp_path: Path) -> None:
     X, _ = table(50, seed=5)
     compact.save(tmp_path / "small")

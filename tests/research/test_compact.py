@@ -27,7 +27,7 @@ PAGE = "before\n<!-- {0}:start -->\nold\n<!-- {0}:end -->\nafter\n"
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distillation, "_STEPS", 10)
     monkeypatch.setattr(distillation, "_MADE_ROWS", 100)
-    for name, value in (("_ROWS", 20), ("_ROUNDS", 1), ("_SINGLE_CALLS", 2), ("_ALONE", {"brief": {}})):
+    for name, value in (("_ROWS", 20), ("_ROUNDS", 1), ("_SINGLE_CALLS", 2), ("_EFFORTS", (0.5, 1.0))):
         monkeypatch.setattr(compact, name, value)
 
 
@@ -48,7 +48,7 @@ def test_measurements_become_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     text = page.read_text()
     assert "old" not in text
     assert re.search(r"\| yacht 0 \| -?\d+\.\d+ \| -?\d+\.\d+ \| [+-]", text)
-    assert "| no teacher, brief |" in text
+    assert re.search(r"\| yacht 0 \| (0.5|1) \|( -?\d+\.\d+ \|){8}", text)
     assert len(list((tmp_path / "fitted").iterdir())) == 1
 
 

@@ -58,7 +58,8 @@ def predicted(
 
 def _kept(part: pd.DataFrame, keep: Sequence[str], prefix: str) -> pd.DataFrame:
     """The input columns that are copied to the output."""
-    from mpgelu.tables.model import OUTPUTS, check_column
+    from mpgelu.tables.model import OUTPUTS
+    from mpgelu.tables.source import check_column
 
     names = list(part) if "all" in keep and "all" not in part else list(dict.fromkeys(keep))
     for name in names:

@@ -80,13 +80,14 @@ _ARGUMENTS = re.compile("`(calibrate|categorical|delimiter|drop|hold_out|missing
 
 
 def open_table(path: str, delimiter: str) -> Source:
-    """A table to read; ``-`` is standard input."""
+    """A table to read, of which a folder holds Parquet files; ``-`` is standard input."""
     from mpgelu.tables import Source
+    from mpgelu.tables.dataset import Dataset
 
     delimiter = {"tab": "\t", "\\t": "\t"}.get(delimiter, delimiter)
     if len(delimiter) != 1 or not delimiter.isascii():
         raise InputError(f"--delimiter: wants one ASCII character, or 'tab', got {delimiter!r}")
-    return Source(path, delimiter)
+    return Dataset(path) if Path(path).is_dir() else Source(path, delimiter)
 
 
 @contextmanager

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mpgelu.cli.folders import Asked, is_folder, predict_folder
+from mpgelu.cli.printing import print_columns, print_scores, print_training
 from mpgelu.cli.scoring import about, check_level, load_model, predicted
 from mpgelu.cli.shared import Compact, Delimiter, Notes, Seed, one_line_warnings, open_table, print_installation, warn
+from mpgelu.cli.streamed import fit_streamed, to_stream
 from mpgelu.errors import DataError, InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import, which --help need not wait for
     import pandas as pd
 
-    from mpgelu.tables import Source, TableEncoder
+    from mpgelu.tables import Source
     from mpgelu.tables.evaluation import Evaluation
     from mpgelu.tables.model import TableModel
 
@@ -34,7 +34,7 @@ class Missing(StrEnum):
     error = "error"
 
 
-Table = Annotated[str, typer.Argument(metavar="TABLE", help="CSV or Parquet file with column names; - is stdin.")]
+Table = Annotated[str, typer.Argument(metavar="TABLE", help="CSV or Parquet file, or a folder of Parquet; - is stdin.")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="File written by mpgelu fit.")]
 MaybeModel = Annotated[Path | None, typer.Argument(metavar="[MODEL]", help="File written by mpgelu fit.")]
 Level = Annotated[float, typer.Option(help="Probability of the intervals.")]
@@ -61,13 +61,19 @@ def fit(
     folds: Annotated[
         int | None, typer.Option(min=2, help="Parts of the rows, of which each network leaves out one. Default: 5.")
     ] = None,
-    hidden: Annotated[str, typer.Option(help="Units of each hidden layer.")] = "128,128",
+    hidden: Annotated[
+        str | None, typer.Option(help="Units of each hidden layer. Default: 128,128, more above 100,000 rows.")
+    ] = None,
     time_limit: Annotated[
         float | None, typer.Option(help="Seconds that training may take; it then takes fewer steps if need be.")
     ] = None,
     seed: Seed = 0,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Folder that keeps the state; the same command goes on from there.")
+    ] = None,
+    stream: Annotated[
+        bool | None,
+        typer.Option("--stream/--no-stream", help="Train on Parquet files without reading them whole. Default: large."),
     ] = None,
     delimiter: Delimiter = ",",
 ) -> None:
@@ -82,25 +88,32 @@ def fit(
     from mpgelu.storage.files import check_writable
     from mpgelu.tables.model import TableModel, prepare, read_target, split
 
-    layers = _layers(hidden)
+    layers = None if hidden is None else _layers(hidden)
     check_writable(output, table)
     if checkpoint is not None:
         check_writable(checkpoint / "training")
     source = open_table(table, delimiter)
     effort = (FAST if fast else {}) | ({} if steps is None else {"steps": steps})
+    settings: dict[str, Any] = {"hidden": layers, "folds": folds, "time_limit": time_limit, "checkpoint": checkpoint}
+    settings |= {"random_state": seed, "verbose": True} | effort
+    asked: dict[str, Any] = {"missing": missing.value, "categorical": categorical or [], "drop": drop or []}
     with about(source), one_line_warnings():
+        if (files := to_stream(source, stream)) is not None:
+            shares = {"hold_out": hold_out, "calibrate": calibrate}
+            fit_streamed(files, target, output, compact, seed, settings, **asked, **shares)
+            _print_next(output)
+            return
         frame = source.read()
         known, y = read_target(frame, target)
-        columns = partial(prepare, target=target, missing=missing.value, categorical=categorical or [], drop=drop or [])
-        encoder = columns(known, y)  # all rows, so that whatever is wrong is found before the training
+        encoder = prepare(known, y, target, **asked)  # all rows, so that whatever is wrong is found before the training
         held, kept = split("hold_out", len(known), hold_out, seed)
         split("calibrate", len(kept), calibrate, seed)
         if len(held):
-            encoder = columns(known.iloc[kept], y[kept])
+            encoder = prepare(known.iloc[kept], y[kept], target, **asked)
         if len(known) < len(frame):
             warn(f"{len(frame) - len(known):,} rows without {target!r} are left out")
         typer.echo(f"{source.name}: {len(frame):,} rows, {frame.shape[1]} columns")
-        _print_columns(encoder)
+        print_columns(encoder)
         model = TableModel.train(
             known.iloc[kept],
             y[kept],
@@ -108,20 +121,18 @@ def fit(
             encoder,
             calibrate=calibrate,
             compact=compact,
-            hidden=layers,
-            folds=folds,
-            time_limit=time_limit,
-            checkpoint=checkpoint,
-            random_state=seed,
-            verbose=True,
-            **effort,
+            **settings,
         )
         model.save(output)
-        _print_training(model)
+        print_training(model)
         if len(held):
             evaluation = model.evaluate(model.encoder.encode(known.iloc[held]), y[held])
             typer.echo(f"\non {len(held)} rows kept from training:")
-            _print_scores(model, evaluation, 0.9)
+            print_scores(model, evaluation, 0.9)
+    _print_next(output)
+
+
+def _print_next(output: Path) -> None:
     typer.echo(f"\nmodel: {output} ({output.stat().st_size / 1e6:.2f} MB)")
     typer.echo(f"next:  mpgelu predict {output} new.csv -o predictions.csv")
 
@@ -198,7 +209,7 @@ def evaluate(
     with about(source), _progress(source) as parts:
         evaluation = _evaluated(fitted, parts, level, source)
     typer.echo(f"{source.name}: {len(evaluation.actual):,} rows, target {fitted.target}")
-    scores = _print_scores(fitted, evaluation, level)
+    scores = print_scores(fitted, evaluation, level)
     if output is not None:
         write_atomically(output, json.dumps({"rows": len(evaluation.actual), "level": level, **scores}, indent=1))
 
@@ -242,11 +253,11 @@ def info(model: MaybeModel = None) -> None:
         return
     fitted = load_model(model)
     typer.echo(f"{model}: predicts {fitted.target}\nfrom the columns")
-    _print_columns(fitted.encoder)
+    print_columns(fitted.encoder)
     typer.echo(f"missing cells: {'filled' if fitted.encoder.missing == 'impute' else 'refused'}")
     typer.echo(f"members: {len(fitted.regressor.ensemble_)} in all")
     typer.echo("\n".join(f"  {share:5.0%}  {kind}" for kind, share in fitted.regressor.kind_weights_.items()))
-    _print_training(fitted)
+    print_training(fitted)
 
 
 def example(
@@ -331,36 +342,3 @@ def _layers(text: str) -> tuple[int, ...]:
     if not layers or min(layers) < 1:
         raise InputError(f"--hidden: wants whole numbers separated by commas, such as 128,128, got {text!r}")
     return layers
-
-
-def _print_columns(encoder: TableEncoder) -> None:
-    rows = {column.name: column.told for column in encoder.columns}
-    rows |= {name: f"not used: {reason}" for name, reason in encoder.dropped.items()}
-    width = max(map(len, rows))
-    for name, what in rows.items():
-        typer.echo(f"  {name:{width}}  {what}")
-
-
-def _print_training(model: TableModel) -> None:
-    average = -math.log(float(model.regressor.ensemble_.target_scale)) - 0.5 * math.log(2 * math.pi * math.e)
-    typer.echo(
-        f"trained on {model.rows:,} rows; cross-validated log-likelihood {model.regressor.score_:.3f} "
-        f"(predicting the average: {average:.3f})"
-    )
-    if (scores := model.regressor.calibration_scores_) is not None:
-        typer.echo(f"intervals calibrated on {len(scores):,} further rows")
-
-
-def _print_scores(model: TableModel, evaluation: Evaluation, level: float) -> dict[str, dict[str, float]]:
-    from mpgelu.tables.evaluation import headlines
-
-    scores = {
-        "model": evaluation.scores(),
-        "average": model.average(evaluation.actual, level).scores(),
-    }
-    ours, average = (headlines(part, level) for part in scores.values())
-    width = max(map(len, ours))
-    typer.echo(f"{'':{width}}  {'model':>12}  {'predicting the average':>22}")
-    for name in ours:
-        typer.echo(f"{name:{width}}  {ours[name]:>12}  {average[name]:>22}")
-    return scores

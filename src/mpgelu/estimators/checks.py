@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -46,3 +47,16 @@ def _memory() -> float:
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
         return math.inf
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def is_valid(estimator: Any, X: ArrayLike) -> bool:
+    """Whether ``validate_data`` of scikit-learn, which takes longer than a prediction of one row, would return X as is.
+
+    Args:
+        estimator: It has been fitted.
+        X: Features; an array of finite float numbers, of which there are as many in a row as ``fit`` has seen.
+    """
+    if type(X) is not np.ndarray or X.dtype not in (np.float64, np.float32) or X.ndim != 2 or not len(X):
+        return False
+    named = hasattr(estimator, "feature_names_in_")  # then scikit-learn warns of features without names
+    return not named and X.shape[1] == estimator.n_features_in_ and bool(np.isfinite(X).all())

@@ -9,17 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpgelu import native
 from mpgelu.errors import DataError, InputError
+from mpgelu.estimators.fast import FastEnsemble
 from mpgelu.estimators.measurement import averaged
 from mpgelu.estimators.noise import NoiseHead
-from mpgelu.likelihoods import Likelihood, MeanAndLogVariance, likelihoods
+from mpgelu.likelihoods import Likelihood, MeanAndLogVariance, NoisePart, likelihoods
 from mpgelu.likelihoods.outputs import as_moments
 from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments, moment_types
 from mpgelu.networks import FeatureScale, Parts, Stack, feature_names, is_random, parts_of
 from mpgelu.networks.description import Description
+from mpgelu.networks.prepared import Prepared
 from mpgelu.predictive import Predictive
+from mpgelu.predictive.checks import needs_gradient
 from mpgelu.storage.arrays import check_arrays
 from mpgelu.storage.schema import Optional, checked
+from mpgelu.visibility import values_are_visible
 
 _STACKS = [{"models": int, "network": object}]
 _DESCRIPTION = {
@@ -75,6 +80,7 @@ class Ensemble(nn.Module):
             raise InputError(f"Ensemble: {len(weights)} weights for {sum(map(len, stacks))} networks; give each one")
         self.stacks = nn.ModuleList(stacks)
         self.likelihood, self.scaling, self.moment_type, self.noise = likelihood, scaling, moments, noise
+        self._fast: Prepared[FastEnsemble | None] = Prepared()
         self.register_buffer("weights", weights)
         self.register_buffer("target_mean", target_mean)
         self.register_buffer("target_scale", target_scale)
@@ -100,6 +106,8 @@ class Ensemble(nn.Module):
 
     def _mixed(self, x: Tensor, nodes: int | None) -> Predictive:
         """The mixture of all networks; with few components for each where ``nodes`` is ``None``."""
+        if nodes and (prepared := self._prepared(x)) is not None:
+            return prepared
         if nodes and self.noise is not None:
             nodes = 1  # exact for a known log-variance
         of = self.likelihood
@@ -111,6 +119,17 @@ class Ensemble(nn.Module):
         mixture = Predictive.mixture(each, torch.stack([share.sum() for share in shares])) if len(each) > 1 else each[0]
         widened = mixture.widened(self.scaling.extrapolation(x).sum(-1))
         return widened.affine(self.target_scale.to(x), self.target_mean.to(x))
+
+    def _prepared(self, x: Tensor) -> Predictive | None:
+        """The same by :class:`FastEnsemble`, to rounding, where it can be used."""
+        if self.noise is None or x.dtype != torch.float64 or x.dim() != 2 or not values_are_visible(x):
+            return None
+        parts = (self, self.scaling, self.noise, self.noise.networks, *self.stacks)
+        held = [t for part in parts for t in (*part._parameters.values(), *part._buffers.values()) if t is not None]
+        if needs_gradient(x, *held) or not native.available():
+            return None
+        fast = self._fast.of(held, lambda: FastEnsemble.of(self))
+        return None if fast is None else fast(x.detach())
 
     def outputs(self, x: Tensor) -> list[Moments | Tensor]:
         """Scaled outputs of the networks, ``(networks, rows, outputs)`` of every stack, or of all where there is noise.
@@ -213,7 +232,7 @@ class MemberOutputs(nn.Module):
         stacks = self.ensemble.each_stack()
         return self.ensemble.noise is not None or not any(is_random(stack.architecture) for stack in stacks)
 
-    def gaussians(self, log_variance: Tensor) -> list[tuple[float, Tensor]] | None:
+    def gaussians(self, log_variance: Tensor) -> list[NoisePart] | None:
         """The noise of every network as Gaussians, each with its share."""
         return self.ensemble.likelihood.gaussians(log_variance, self.known)
 
@@ -221,7 +240,19 @@ class MemberOutputs(nn.Module):
     def weights(self) -> Tensor:
         """Weights of the members, ``(M,)``, float64."""
         weights = self.ensemble.weights.double()
-        return torch.cat([share * weights for share, _ in self.gaussians(torch.zeros(())) or []])
+        return torch.cat([part.share * weights for part in self.gaussians(torch.zeros(())) or []])
+
+    @property
+    def centers(self) -> Tensor | None:
+        """Matrix from the means of the members to those of the networks they belong to, ``(M, M)``, float64.
+
+        ``None`` where they are equal, as all noise is centred at its network's mean.
+        """
+        parts = self.gaussians(torch.zeros(())) or []
+        if not any(part.offset is not None for part in parts):
+            return None
+        shares = torch.tensor([part.share for part in parts], dtype=torch.float64)
+        return torch.kron(shares.expand(len(parts), -1), torch.eye(len(self.ensemble), dtype=torch.float64))
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances of the members' outputs, ``(M, rows, 2)`` each, for scaled features ``(rows, n)``."""
@@ -230,10 +261,10 @@ class MemberOutputs(nn.Module):
         first, log_variance = MeanAndLogVariance.of(mean)
         average = (self.ensemble.weights.to(first)[:, None] * first).sum(0)
         first = average + self.ensemble.spread.to(first) * (first - average)
-        noises = [noise for _, noise in self.gaussians(log_variance) or []]
-        if len(noises) > 1:
-            log_variance = torch.cat(noises)
-            first, variance = torch.cat([first] * len(noises)), torch.cat([variance] * len(noises))
+        parts = self.gaussians(log_variance) or []
+        if len(parts) > 1:
+            variance, log_variance = torch.cat([variance] * len(parts)), torch.cat([p.log_variance for p in parts])
+            first = torch.cat([first if part.offset is None else first + part.offset for part in parts])
         return MeanAndLogVariance(first, log_variance).joined(), variance
 
 

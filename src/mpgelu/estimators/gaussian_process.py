@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -13,12 +13,14 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 
 from mpgelu.errors import MissingRuleError
-from mpgelu.estimators.recipe.folds import Folds
 from mpgelu.layers import layers
 from mpgelu.likelihoods import MeanAndLogVariance
 from mpgelu.native.perceptron import can_take
 from mpgelu.native.process import process_mean
 from mpgelu.networks.batched import batched
+
+if TYPE_CHECKING:
+    from mpgelu.estimators.recipe.folds import Folds
 
 _JITTER = 1e-6  # least variance of the noise
 _FARTHEST = 8.0  # standard deviations beyond which a feature counts as being there
@@ -59,6 +61,11 @@ class GaussianProcess(nn.Module):
         self.register_buffer("limit", torch.tensor(math.inf, dtype=torch.float64))
         self.register_buffer("kernel", torch.zeros(in_features + 3, dtype=torch.float64))
 
+    @staticmethod
+    def log_noise_variance(kernel: Tensor) -> Tensor:
+        """Logarithm of the variance of the noise, ``()``, from the parameters of the kernel ``(n + 3,)``."""
+        return torch.log(_noise_variance(kernel))
+
     def forward(self, input: Tensor) -> Tensor:
         """Mean and log-variance of the noise, ``(*batch, 2)``, for limited features ``(*batch, n)``."""
         if not isinstance(input, Tensor):
@@ -81,7 +88,7 @@ def _unbound(state: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
 
 def _outputs(limited: Tensor, state: Mapping[str, Tensor]) -> Tensor:
     mean = _mean(limited.double(), state)
-    noise = torch.log(_noise_variance(state["kernel"]))
+    noise = GaussianProcess.log_noise_variance(state["kernel"])
     return MeanAndLogVariance(mean, noise.expand(mean.shape)).joined().to(limited.dtype)
 
 

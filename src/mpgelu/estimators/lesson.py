@@ -115,7 +115,7 @@ def spread_values(distribution: Predictive, count: int, generator: torch.Generat
     component = torch.searchsorted(steps / steps[:, -1:], which).clamp_max(steps.shape[-1] - 1)
     deviation = torch.special.ndtri(where.clamp(1e-9, 1 - 1e-9))
     values: Tensor = distribution.variances.gather(1, component).sqrt() * deviation
-    return (values + distribution.means.gather(1, component)).unflatten(1, (sets, count)).transpose(0, 1)
+    return (values + distribution.means.gather(1, component)).reshape(rows, sets, count).transpose(0, 1)
 
 
 def made_rows(X: Array, scaling: FeatureScale, count: int, rng: np.random.Generator) -> Array:

@@ -13,10 +13,11 @@ from mpgelu.moments import DiagonalMoments, Moments
 from mpgelu.networks import Stack
 from mpgelu.networks.description import Description
 
-_LEAST_SPREAD = 1e-4  # standard deviation of the networks, in the target's scale, that counts as none
-_LEAST_SHARE = 0.7  # of the noise that stays when what averaging saves is taken off
-_STEEPEST = 10.0  # bound of the standardised log-variance
-_LIMIT = 3.0  # of the scaled inputs
+LEAST_SPREAD = 1e-4  # standard deviation of the networks, in the target's scale, that counts as none
+LEAST_SHARE = 0.5  # of the noise that stays when what averaging saves is taken off
+STEEPEST = 10.0  # bound of the standardised log-variance
+LIMIT = 3.0  # of the scaled inputs
+OWN_RANGE = (-14.0, 6.0)  # of a network's own log-variance
 _HELD = ("center", "scale", "log_scale", "kind_weights", "spread", "range")
 
 
@@ -32,7 +33,7 @@ class NoiseHead(nn.Module):
     The average of all K networks of a kind is better than one of them. What this saves, from the variance
     :math:`A_m` between the networks of kind m, is taken off the noise:
 
-    .. math:: s^2 \leftarrow \max\Big(s^2 - (1 + c^2)\Big(1 - \frac1K\Big) \sum_m w_m^2 A_m,\ 0.7\, s^2\Big)
+    .. math:: s^2 \leftarrow \max\Big(s^2 - (1 + c^2)\Big(1 - \frac1K\Big) \sum_m w_m^2 A_m,\ 0.5\, s^2\Big)
 
     Args:
         networks: Of the head, for scaled inputs, each with one output.
@@ -77,7 +78,7 @@ class NoiseHead(nn.Module):
         noise = self.log_variance(inputs).mean(0).exp()
         between = self.kind_weights.square().to(means) @ means.var(1, correction=min(1, folds - 1))  # 0 of one
         saved = between * (1 - 1 / folds) * (1 + self.spread.square())
-        log_variance = torch.maximum(noise - saved, _LEAST_SHARE * noise).log()
+        log_variance = torch.maximum(noise - saved, LEAST_SHARE * noise).log()
         mean = torch.cat([mean[: len(value)] for mean, value in zip(means, values, strict=True)])
         both = MeanAndLogVariance(mean, log_variance.expand_as(mean)).joined()
         if all(isinstance(output, Tensor) for output in outputs):
@@ -107,12 +108,12 @@ class NoiseHead(nn.Module):
     def scaled(self, inputs: Tensor) -> Tensor:
         """Inputs in units of their spread, smoothly limited."""
         z = (inputs - self.center.to(inputs)) / self.scale.to(inputs)
-        return z / torch.sqrt(1 + (z / _LIMIT).square())
+        return z / torch.sqrt(1 + (z / LIMIT).square())
 
 
 def bounded(log_variance: Tensor) -> Tensor:
     """The same near zero, and between -10 and 10 always."""
-    return _STEEPEST * torch.tanh(log_variance / _STEEPEST)
+    return STEEPEST * torch.tanh(log_variance / STEEPEST)
 
 
 def head_inputs(features: Tensor, means: Tensor, log_variances: Tensor, kind_weights: Tensor) -> Tensor:
@@ -126,7 +127,7 @@ def head_inputs(features: Tensor, means: Tensor, log_variances: Tensor, kind_wei
     """
     weights = kind_weights.to(means).view(-1, *[1] * (means.dim() - 1))
     mean = (weights * means).sum(0)
-    spread = (weights * (means - mean).square()).sum(0).sqrt().clamp_min(_LEAST_SPREAD)
-    own = (weights * log_variances.clamp(-14, 6)).sum(0) / 2
+    spread = (weights * (means - mean).square()).sum(0).sqrt().clamp_min(LEAST_SPREAD)
+    own = (weights * log_variances.clamp(*OWN_RANGE)).sum(0) / 2
     told = torch.stack([mean, spread.log(), own], -1)
     return torch.cat([features.expand(*told.shape[:-1], features.shape[-1]), told], -1)

@@ -20,7 +20,7 @@ _BATCH, _GIVEN_SHARE = 256, 0.1  # rows of a step, and the share of them that ar
 _PEAK, _CLIP, _BETAS = 1e-2, 5.0, (0.9, 0.98)
 _SPEEDS = {"frequency": 3.0, "phase": 3.0, "log_weight_variance": 5.0, "log_bias_variance": 5.0}
 _SIGMA = 0.4  # of the frequencies, see Periodic
-_EPISTEMIC_WEIGHT, _MEAN_WEIGHT = 0.1, 2.0  # of their terms of the loss
+_EPISTEMIC_WEIGHT, _MEAN_WEIGHT = 0.05, 2.0  # of their terms of the loss
 _SHOWN_EVERY = 20  # steps between two updates of the progress bar
 _TURN = 2 * math.pi
 
@@ -139,9 +139,9 @@ class _Layers(NamedTuple):
     @staticmethod
     def of(tensors: Iterable[Tensor]) -> _Layers:
         """From tensors in the order of the network's parameters."""
-        first, *rest = tensors
-        hidden = list(zip(rest[3:-6:2], rest[4:-6:2], strict=True))
-        return _Layers(first, *rest[:3], hidden, *rest[-6:])
+        frequency, phase, combination, scale, *hidden, a, b, c, d, e, f = tensors
+        pairs = list(zip(hidden[::2], hidden[1::2], strict=True))
+        return _Layers(frequency, phase, combination, scale, pairs, a, b, c, d, e, f)
 
 
 def learn(layers: _Layers, gradients: _Layers, batch: Batch) -> Tensor:
@@ -181,7 +181,7 @@ def learn(layers: _Layers, gradients: _Layers, batch: Batch) -> Tensor:
         torch.sum(by, 0, out=of_bias)
         by = by @ weight
     torch.sum(by * embedded, 0, out=gradients.scale)
-    by = (by * layers.scale).unflatten(1, (len(cosines), -1))[..., 1:].transpose(0, 1)  # (n, batch, outputs)
+    by = (by * layers.scale).reshape(len(by), len(cosines), -1)[..., 1:].transpose(0, 1)  # (n, batch, outputs)
     torch.bmm(cosines.mT, by, out=gradients.combination)
     by = torch.bmm(by, layers.combination.mT).transpose(0, 1) * angles.sin_()
     torch.mul(by.sum(0), -_TURN, out=gradients.phase)
@@ -231,8 +231,7 @@ def _flat(network: nn.Module) -> tuple[dict[float, nn.Parameter], _Layers, _Laye
         vector = vectors[speed] = nn.Parameter(torch.cat([p.detach().flatten() for p in chosen.values()]))
         vector.grad = torch.zeros_like(vector)
         sizes = [p.numel() for p in chosen.values()]
-        for (name, p), values, gradient in zip(
-            chosen.items(), vector.detach().split(sizes), vector.grad.split(sizes), strict=True
-        ):
+        parts = (torch.split(whole, sizes) for whole in (vector.detach(), vector.grad))
+        for (name, p), values, gradient in zip(chosen.items(), *parts, strict=True):
             p.data, gradients[name] = values.view_as(p), gradient.view_as(p)
     return vectors, _Layers.of(p.detach() for p in named.values()), _Layers.of(gradients[name] for name in named)

@@ -97,8 +97,8 @@ def _extrapolation(x: Value, parts: Parts, added: Array) -> Value | Array:
     scaling, reach = parts.scaling, float(parts.scaling.reach) * parts.target_scale
     if not reach:
         return added
-    inside = x.op("Max", scaling.lower.numpy()).op("Min", scaling.upper.numpy())
-    logs = ((x - inside).op("Abs") + 1.0).op("Log")
+    beyond = x - (scaling.upper.numpy() - 1), (scaling.lower.numpy() + 1) - x  # plus one
+    logs = x.graph.op("Max", 1.0, *beyond).op("Log")
     return logs.square().op("Gemm", np.full((len(scaling.lower), 1), reach**2), added)
 
 

@@ -10,9 +10,11 @@ from torch import Tensor
 from mpgelu.errors import InputError
 from mpgelu.moments import DiagonalMoments, Moments
 
+MEAN, LOG_VARIANCE = 0, 1  # places of the two outputs of a heteroscedastic network
+
 
 class MeanAndLogVariance(NamedTuple):
-    """The two outputs of a heteroscedastic network by name; no other code knows their order.
+    """The two outputs of a heteroscedastic network by name; this module alone knows their order.
 
     Attributes:
         mean: Mean of the target, ``(*batch,)``.

@@ -33,6 +33,15 @@ class PlainNetworks:
     biases: Sequence[Tensor]
     nonlinearity: Literal["silu", "relu"]
 
+    @staticmethod
+    def joined(parts: Sequence[PlainNetworks]) -> PlainNetworks:
+        """The networks of several that have the same shapes."""
+
+        def all_of(name: str) -> list[Tensor]:
+            return [torch.cat(each) for each in zip(*(getattr(part, name) for part in parts), strict=True)]
+
+        return PlainNetworks(all_of("embedding"), all_of("weights"), all_of("biases"), parts[0].nonlinearity)
+
     @cached_property
     def features(self) -> int:
         """Number of inputs n."""

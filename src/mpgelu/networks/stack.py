@@ -137,20 +137,21 @@ class Stack(nn.Module):
 
     def _known(self, value: Tensor) -> Tensor | None:
         """Outputs for known inputs ``(models, rows, n)`` by one native call, if there is one that can do it."""
-        if self._plain is None or value.dim() != 3 or len(value) != len(self):
+        form = self._plain
+        if form is None or value.dim() != 3 or len(value) != len(self):
             return None
         if not self._is_fixed or (value.requires_grad and torch.is_grad_enabled()):
             return None
-        held = [*self._parameters.values()]
+        held = [*self.parameters()]
         if not perceptron.can_take(value, *held):
             return None
-        networks = self._for_tensors.of(held, lambda: self._plain.arrays(self.state()[0]))
+        networks = self._for_tensors.of(held, lambda: form.arrays(self.state()[0]))
         return plain.outputs(networks, value) if value.shape[2] == networks.features else None
 
     @property
     def _is_fixed(self) -> bool:
         """Whether no gradients are wanted, so that what is prepared can be kept."""
-        return not torch.is_grad_enabled() or not any(p.requires_grad for p in self._parameters.values())
+        return not torch.is_grad_enabled() or not any(p.requires_grad for p in self.parameters())
 
     def _run(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], value: Any) -> Any:
         output = functional_call(self._skeleton[0], (parameters, buffers), (value,))

@@ -15,7 +15,7 @@ from mpgelu.native import perceptron
 from mpgelu.networks.description import Description, Perceptron, describe, is_describable, perceptron_of
 from mpgelu.rules.dropout import mask_moments
 
-_WIDEST = 200  # units of a layer up to which covariances are faster here than by large matrix products
+WIDEST = 200  # units of a layer up to which covariances are faster here than by large matrix products
 _RELU: dict[str, perceptron.Nonlinearity] = {"dvi": "relu_dvi", "exact": "relu_exact"}
 
 
@@ -56,7 +56,7 @@ def run_whole(
     networks = arrays or arrays_of(found, state)
     if value.features != networks.widths[0]:
         return None
-    if isinstance(value, FactoredMoments) and max(networks.widths[1:]) > _WIDEST:
+    if isinstance(value, FactoredMoments) and max(networks.widths[1:]) > WIDEST:
         return None
     if isinstance(value, DiagonalMoments):
         return DiagonalMoments(*perceptron.propagate(networks, value.mean, variance))
@@ -122,7 +122,10 @@ def arrays_of(found: Perceptron, state: Mapping[str, Tensor]) -> perceptron.Perc
     no_dropout = weights[0].new_zeros(len(weights[0]))
     rates = (state[f"{layer.dropout}.rate"] if layer.dropout else no_dropout for layer in found.layers)
     masks = [mask_moments(rate, layer.rescale) for rate, layer in zip(rates, found.layers, strict=True)]
-    gains, noises = (torch.stack([torch.as_tensor(part) for part in parts], 1) for parts in zip(*masks, strict=True))
+    device = weights[0].device
+    gains, noises = (
+        torch.stack([torch.as_tensor(part, device=device) for part in parts], 1) for parts in zip(*masks, strict=True)
+    )
     nonlinearity = _nonlinearity(found.nonlinearity)
     assert nonlinearity is not None  # of a known perceptron
     return perceptron.Perceptrons(weights, biases, gains, noises, nonlinearity)

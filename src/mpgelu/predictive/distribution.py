@@ -157,12 +157,15 @@ class Predictive:
 
     @staticmethod
     def concatenate(parts: Sequence[Predictive]) -> Predictive:
-        """Predictives of consecutive rows as one; their components must have the same weights."""
-        if any(not torch.equal(part.log_weights, parts[0].log_weights) for part in parts[1:]):
-            raise InputError("Predictive.concatenate: the parts must have components of the same weights")
+        """Predictives of consecutive rows as one; weights that rows share must be the same in all of them."""
         names = [field.name for field in fields(Predictive) if field.name != "log_weights"]
         joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
-        return Predictive(**joined, log_weights=parts[0].log_weights)
+        log_weights = parts[0].log_weights
+        if log_weights.dim() > 1:
+            return Predictive(**joined, log_weights=torch.cat([part.log_weights for part in parts]))
+        if any(not torch.equal(part.log_weights, log_weights) for part in parts[1:]):
+            raise InputError("Predictive.concatenate: the parts must have components of the same weights")
+        return Predictive(**joined, log_weights=log_weights)
 
     def mixture_over(self, dim: int = 0, weights: Tensor | None = None) -> Predictive:
         """Mixture over one batch dimension, such as the models of a stacked ensemble; see ``mixture``."""

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 import onnxruntime
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from mpgelu.estimators.ensemble import Ensemble
 from mpgelu.estimators.regressor import MPGELURegressor
@@ -27,7 +29,6 @@ from mpgelu.export.graph import Graph
 from mpgelu.likelihoods import GaussianMixture
 from mpgelu.moments import DiagonalMoments, FactoredMoments
 from mpgelu.networks import Stack
-from mpgelu.predictive import Predictive
 from mpgelu.research.compare.predicted import scores
 from mpgelu.research.datasets import load_uci
 from mpgelu.research.store import Record, Store
@@ -38,11 +39,8 @@ Array = NDArray[np.float64]
 _OUT = 3.0  # standard deviations that rows are moved by, in a random direction
 _ROWS = 3_000  # of a timed prediction
 _ROUNDS, _SINGLE_CALLS = 3, 500
-_ALONE: dict[str, dict[str, Any]] = {  # one network with a mixture head that has no teacher
-    "all steps": {"effort": 1.0},
-    "brief": {"effort": 0.15},
-    "brief, dropout": {"effort": 0.15, "rate": 0.05},
-}
+_SCORES = ("log_likelihood", "crps", "rmse", "coverage90")
+_EFFORTS = (0.05, 0.15, 0.4, 1.0)  # shares of the usual steps of a network that has no teacher
 
 
 def measure(
@@ -80,7 +78,7 @@ def measure(
     for name, model in (("teacher", teacher), ("compact", compact)):
         record |= {f"{name}_{score}": value for score, value in _scores(model, new, truth).items()}
     if alone:
-        record |= {f"alone_{name}": _alone(X, y, new, truth, split, settings | more) for name, more in _ALONE.items()}
+        record |= _alone(X, y, new, truth, {"random_state": split} | settings)
     record |= {
         "correlation": _correlation(teacher, compact, new),
         "correlation_out": _correlation(teacher, compact, out),
@@ -93,7 +91,7 @@ def measure(
 
 def _scores(model: MPGELURegressor, X: Array, y: torch.Tensor) -> dict[str, float]:
     found = scores(model.predict_distribution(X), y)
-    return {name: found[name] for name in ("log_likelihood", "crps", "rmse", "coverage90")}
+    return {name: found[name] for name in _SCORES}
 
 
 def _moved_out(X: Array, spread: Array, seed: int) -> Array:
@@ -108,15 +106,22 @@ def _correlation(teacher: MPGELURegressor, compact: MPGELURegressor, X: Array) -
     return float(np.corrcoef(ours, theirs)[0, 1])
 
 
-def _alone(X: Array, y: Array, new: Array, truth: torch.Tensor, seed: int, settings: dict[str, Any]) -> float:
-    """Log-likelihood of one network with a mixture head that has no teacher; the average of five, of a fold each."""
-    chosen: dict[str, Any] = {
-        "hidden": (96, 96),
-        "sigma": 0.4,
-        "brief": False,
-        "likelihood": GaussianMixture(6),
-    } | settings
-    ensemble = MPGELURegressor(**chosen, random_state=seed).fit(X, y).ensemble_
+def _alone(X: Array, y: Array, new: Array, truth: torch.Tensor, settings: dict[str, Any]) -> Record:
+    """Networks like the compact one that have no teacher; scores are averages over those of five folds.
+
+    How long to train is chosen by the folds' held-out rows, which is early stopping with a learning rate that is down
+    to zero at every length that is tried.
+    """
+    chosen: dict[str, Any] = {"hidden": (128, 128, 128), "sigma": 0.4, "brief": False, "likelihood": GaussianMixture(6)}
+    models = {share: MPGELURegressor(**chosen | {"effort": share} | settings).fit(X, y) for share in _EFFORTS}
+    best = max(models, key=lambda share: models[share].score_)
+    ends = {"alone": best, "alone_long": _EFFORTS[-1]}
+    found = {name: _single_scores(models[share].ensemble_, new, truth) for name, share in ends.items()}
+    return {"alone_share": best} | {f"{name}_{score}": v for name, each in found.items() for score, v in each.items()}
+
+
+def _single_scores(ensemble: Ensemble, new: Array, truth: torch.Tensor) -> dict[str, float]:
+    """Averages over the networks of an ensemble, each by itself."""
     found = []
     for network in ensemble.each_stack()[0].unstack():
         single = Ensemble(
@@ -128,9 +133,8 @@ def _alone(X: Array, y: Array, new: Array, truth: torch.Tensor, seed: int, setti
             ensemble.target_scale,
         )
         with torch.no_grad():
-            predicted: Predictive = single(torch.as_tensor(new))
-        found.append(predicted.log_prob(truth).mean().item())
-    return float(np.mean(found))
+            found.append(scores(single(torch.as_tensor(new)), truth))
+    return {name: float(np.mean([each[name] for each in found])) for name in _SCORES}
 
 
 def _diagonal(compact: MPGELURegressor, X: Array, y: torch.Tensor) -> Record:
@@ -154,7 +158,7 @@ def _costs(teacher: MPGELURegressor, compact: MPGELURegressor, X: Array) -> Reco
         compact.save(files["compact"])
         export_onnx(compact, files["summary"], ())
         export_onnx(compact, files["quantiles"], (0.05, 0.5, 0.95))
-        _export_plain(X.shape[1], files["plain"])
+        _export_plain(compact, files["plain"])
         graphs = {name: _session(files[name]) for name in ("summary", "quantiles", "plain")}
         row = {"features": X[:1].astype(np.float32)}
         single = _in_turns({name: partial(session.run, None, row) for name, session in graphs.items()})
@@ -163,13 +167,16 @@ def _costs(teacher: MPGELURegressor, compact: MPGELURegressor, X: Array) -> Reco
     return many | sizes | {f"onnx_{name}_us": value for name, value in single.items()}
 
 
-def _export_plain(features: int, path: Path) -> None:
+def _export_plain(compact: MPGELURegressor, path: Path) -> None:
     """A plain network of the same hidden layers with two outputs, for scaled features."""
-    graph, random = Graph(), np.random.default_rng(0)
+    (network,) = compact.ensemble_.each_stack()[0].unstack()
+    hidden = [layer.out_features for layer in network.children() if isinstance(layer, nn.Linear)]
+    features, graph, random = compact.n_features_in_, Graph(), np.random.default_rng(0)
     value = graph.value("features")
-    for before, after in ((features, 96), (96, 96), (96, 2)):
+    for before, after in pairwise([features, *hidden]):
         value = value.op("Gemm", random.normal(size=(before, after)) / before**0.5, np.zeros(after))
-        value = value * value.op("Sigmoid") if after > 2 else value
+        value = value * value.op("Sigmoid")
+    value = value.op("Gemm", random.normal(size=(hidden[-1], 2)), np.zeros(2))
     content = graph.model({"features": ["rows", features]}, {"outputs": (value, ["rows", 2])}, {})
     write_atomically(path, content.SerializeToString())
 
@@ -255,17 +262,21 @@ def _cost_lines(records: Sequence[Record]) -> list[str]:
 
 
 def _alone_lines(records: Sequence[Record]) -> list[str]:
-    records = [record for record in records if any(name.startswith("alone_") for name in record)]
+    records = [record for record in records if "alone_share" in record]
     if not records:
         return []
-    where = ", ".join(f"{record['dataset']} {record['split']}" for record in records)
-    return [
-        f"| one network with a mixture head | mean log-likelihood ({where}) |",
-        "|---|---|",
-        f"| taught by the ensemble | {_mean(records, 'compact_log_likelihood'):.3f} |",
-        *(f"| no teacher, {name} | {_mean(records, f'alone_{name}'):.3f} |" for name in _ALONE),
-        f"| the ensemble itself | {_mean(records, 'teacher_log_likelihood'):.3f} |",
-    ]
+    kinds = {
+        "alone_long": "no teacher, all steps",
+        "alone": "no teacher, held-out length",
+        "compact": "taught",
+        "teacher": "ensemble",
+    }
+    heads = [f"{words}: {name}" for name in ("log-likelihood", "CRPS") for words in kinds.values()]
+    lines = [f"| set, split | share of the steps | {' | '.join(heads)} |", "|---" * (len(heads) + 2) + "|"]
+    for r in records:
+        numbers = [f"{r[f'{kind}_{score}']:.3f}" for score in ("log_likelihood", "crps") for kind in kinds]
+        lines.append(f"| {r['dataset']} {r['split']} | {r['alone_share']:g} | {' | '.join(numbers)} |")
+    return lines
 
 
 def _mean(records: Sequence[Record], name: str) -> float:

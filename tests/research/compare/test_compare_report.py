@@ -13,6 +13,7 @@ from made_up import DASH, markdown_cells, only_row
 from mpgelu.errors import DataError
 from mpgelu.research.compare.comparison_page import page, update_readme, write_report
 from mpgelu.research.compare.figure import places
+from mpgelu.research.compare.methods import GROUPS
 from mpgelu.research.compare.summary import counted, summarise
 from mpgelu.research.store import Store
 
@@ -174,20 +175,25 @@ def test_files(tmp_path: Path) -> None:
     assert written == {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
 
 
-def test_the_readme_shows_both_scores_and_the_best_peer(tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
+def test_the_readme_shows_our_settings_and_the_best_peer(tmp_path: Path) -> None:
+    readme, path = tmp_path / "README.md", store(tmp_path)
+    for made in several([-3.0, -3.0, -3.0, -3.0, -3.0], "mpgelu-compact", crps=0.25):
+        Store(path).append(made)
+    for made in several([-1.0, -1.0], "mpgelu-fast", crps=0.1):  # too few splits to be shown
+        Store(path).append(made)
     readme.write_text("before\n<!-- compare:start -->\nold\n<!-- compare:end -->\nafter\n")
-    update_readme(store(tmp_path), readme)
+    update_readme(path, readme)
     beside = readme.read_text().partition("<!-- compare:start -->\n")[2].partition("<!-- compare:end -->")[0]
     head, boston = markdown_cells(beside)
     assert head[1:] == [
-        *("CRPS: MP-GELU", "best peer", "of peers", "p"),
-        *("log-likelihood: MP-GELU", "best peer", "of peers", "p"),
+        *("CRPS: ensemble", "fast", "compact", "best peer (of peers)"),
+        *("log-likelihood: ensemble", "fast", "compact", "best peer (of peers)"),
     ]
-    assert boston[:7] == [
-        *("boston [5]", "**0.500**", "1.00 catboost", "1 of 9", DASH),
-        *("**-1.40**", "-2.30 catboost"),
+    assert boston == [
+        *("boston [5]", "0.500", DASH, "**0.250**", "1.00 catboost (1 of 9)"),
+        *("**-1.40**", DASH, "-3.00", "-2.30 catboost (1 of 7)"),
     ]
+    assert GROUPS["ours"] == ["mpgelu", "mpgelu-fast", "mpgelu-compact"]  # the order of the columns
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -297,3 +297,30 @@ def test_smoke(name: str, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     record = evaluate(Task(name, "yacht", 0), load_uci("yacht", data))
     assert METHODS[name].lacks("log_likelihood") or np.isfinite(record["log_likelihood"])
     assert 0 < record["rmse"] < 30
+
+
+class Student(StandIn):
+    """Fits another method on the way."""
+
+    def fit(self, X: Rows, y: Rows) -> None:
+        self.brought = {"mpgelu": (StandIn(), {"fit_seconds": 1.5, "fit_cpu_seconds": 1.25})}
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_what_is_fitted_on_the_way_is_recorded_and_not_fitted_again(
+    tmp_path: Path, data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        METHODS, "mpgelu-compact", Recipe("Student", lambda dataset, seed: Student(), brings=("mpgelu",))
+    )
+    wanted = tasks(["mpgelu", "mpgelu-compact"], ["yacht"], [0], data)
+    records = list(run(wanted, tmp_path / "records.jsonl", data=data))
+    assert [record["method"] for record in records] == ["mpgelu-compact", "mpgelu"]
+    assert records[1]["fit_cpu_seconds"] == 1.25
+    assert records[1]["crps"] == records[0]["crps"]
+    assert "log_likelihood" in records[1]
+    again = run([Task("mpgelu-compact", "yacht", 1)], tmp_path / "records.jsonl", data=data)
+    assert len(list(again)) == 4
+    run(tasks(["mpgelu"], ["yacht"], [0], data), tmp_path / "other.jsonl", data=data)
+    both = list(run(wanted, tmp_path / "other.jsonl", data=data))
+    assert [record["method"] for record in both] == ["mpgelu", "mpgelu-compact"]  # the first is kept

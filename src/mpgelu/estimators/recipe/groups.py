@@ -12,13 +12,12 @@ from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import joblib
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.progress import Progress
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
@@ -30,6 +29,9 @@ from mpgelu.likelihoods import Likelihood
 from mpgelu.native.threads import job_count, one_thread_each, run_all, workers_elsewhere
 from mpgelu.networks import Stack
 from mpgelu.training import Interrupts, training_progress
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _ATTEMPTS = 3  # at the groups that are left, when a backend fails
 

@@ -18,12 +18,13 @@ from mpgelu.errors import DataError
 from mpgelu.research.compare.figure import draw
 from mpgelu.research.compare.methods import GROUPS, METHODS
 from mpgelu.research.compare.predicted import LEVEL
-from mpgelu.research.compare.ranks import SIGNS, against_best_peer, ranks
+from mpgelu.research.compare.ranks import SIGNS, against_best_peer, compared, ranks
 from mpgelu.research.compare.summary import ALL_ROWS, ORDER, REPEATED, counted, report_splits, summarise
 from mpgelu.research.paper.layout import MISSING, markdown
 from mpgelu.research.store import Store
 from mpgelu.storage.files import write_atomically, write_between
 
+_OURS = ("ensemble", "fast", "compact")  # our settings, in the order of their group
 _WORDS = {"crps": "CRPS", "rmse": "RMSE", "log_likelihood": "log-likelihood"}
 
 
@@ -104,13 +105,13 @@ def write_report(store_path: str | os.PathLike[str], out_folder: str | os.PathLi
 
 
 def update_readme(store_path: str | os.PathLike[str], readme: Path) -> None:
-    """Write our scores beside the best peer's between the marks ``compare`` of a README.
+    """Write the scores of our settings beside the best peer's between the marks ``compare`` of a README.
 
     Args:
         store_path: A file of records, see `Store`.
         readme: The file.
     """
-    write_between(readme, "compare", _beside_best(_read(store_path), ("crps", "log_likelihood")))
+    write_between(readme, "compare", _ours_beside_best(_read(store_path), ("crps", "log_likelihood")))
 
 
 def _read(store_path: str | os.PathLike[str]) -> pd.DataFrame:
@@ -175,6 +176,40 @@ def _rank_cells(table: pd.DataFrame, method: str, metric: str) -> list[str]:
     row = table.loc[method]
     behind = f"{row['worst']:.2f}" if metric == "log_likelihood" else f"{row['worst']:.0%}"
     return [f"{row['rank']:.1f} [{row['sets']:.0f}]", f"{row['first']:.0f}", f"{row['near']:.0f}", behind]
+
+
+def _ours_beside_best(frame: pd.DataFrame, metrics: Sequence[str]) -> str:
+    """All of our settings and the best peer of each set, with how many of how many peers it is the best; no tests."""
+    peers = {metric: against_best_peer(frame, metric).set_index("dataset") for metric in metrics}
+    scores = {metric: compared(frame, metric).set_index(["method", "dataset"])["score"] for metric in metrics}
+    sets = [name for name in ORDER if any(name in table.index for table in peers.values())]
+    head = [
+        cell for metric in metrics for cell in (f"{_WORDS[metric]}: {_OURS[0]}", *_OURS[1:], "best peer (of peers)")
+    ]
+    body = [
+        [
+            _label(name),
+            *(cell for metric in metrics for cell in _four_cells(peers[metric], scores[metric], name, metric)),
+        ]
+        for name in sets
+    ]
+    return markdown(["", *head], body)
+
+
+def _four_cells(peers: pd.DataFrame, scores: pd.Series, name: str, metric: str) -> list[str]:
+    """The scores of a set, signed so that lower is better, as cells; the best of them in bold."""
+    form, words = ".2f" if metric == "log_likelihood" else "", ""
+    found = [scores.get((method, name)) for method in GROUPS["ours"]] + [None]
+    if name in peers.index:
+        row: dict[Any, Any] = peers.loc[[name]].to_dict("records")[0]
+        found[-1] = SIGNS[metric] * row["theirs"]
+        words = f" {METHODS[row['peer']].title} ({row['measured']} of {row['eligible']})"
+    shown = [MISSING if value is None else _show(SIGNS[metric] * value, form) for value in found]
+    best = min((value for value in found if value is not None), default=None)
+    cells = [
+        f"**{cell}**" if value is not None and value == best else cell for cell, value in zip(shown, found, strict=True)
+    ]
+    return [*cells[:-1], cells[-1] + words]
 
 
 def _beside_best(frame: pd.DataFrame, metrics: Sequence[str]) -> str:

@@ -39,6 +39,8 @@ class Recipe:
         part_of_ours: Whether it is our estimator without one of its parts, see `ablations`.
         most_rows: Largest data set it is run on.
         arguments: Constructor arguments of our estimator that `build` passes.
+        brings: Methods that it fits on the way; their fitted models and the times of their fits are in an attribute
+            `brought`, by name. They get records of their own and are not fitted again.
     """
 
     title: str
@@ -51,6 +53,7 @@ class Recipe:
     part_of_ours: bool = False
     most_rows: float = math.inf
     arguments: tuple[str, ...] = ()
+    brings: tuple[str, ...] = ()
 
     @property
     def missing(self) -> str:
@@ -100,7 +103,14 @@ def _realmlp(title: str, kind: type[RealMLP], folds: int, gives: type[Predicted]
 METHODS: dict[str, Recipe] = {
     "mpgelu": _ours("MP-GELU", {}),
     "mpgelu-fast": _ours("MP-GELU fast"),
-    "mpgelu-compact": Recipe("MP-GELU compact", lambda dataset, seed: Compact(seed), _ESTIMATOR, "mpgelu", ours=True),
+    "mpgelu-compact": Recipe(
+        "MP-GELU compact",
+        lambda dataset, seed: Compact(seed),
+        _ESTIMATOR,
+        "mpgelu",
+        ours=True,
+        brings=("mpgelu",),
+    ),
     "realmlp-x5": _realmlp("RealMLP x5", RealMLP, 5, Quantiles),
     "realmlp": _realmlp("RealMLP", RealMLP, 1, Quantiles),
     "gaussian-process": Recipe(

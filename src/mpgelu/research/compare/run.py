@@ -32,7 +32,7 @@ from torch import Tensor
 from mpgelu import native
 from mpgelu.predictive import Predictive
 from mpgelu.research.compare.interface import Method, Rows
-from mpgelu.research.compare.methods import METHODS
+from mpgelu.research.compare.methods import METHODS, Recipe
 from mpgelu.research.compare.predicted import Predicted, scores
 from mpgelu.research.datasets import SETS, Dataset, Split, load_uci
 from mpgelu.research.paper.uci import versions
@@ -101,6 +101,8 @@ def run(wanted: Sequence[Task], path: Path, *, data: str | None = None, jobs: in
         data = os.pathsep.join(str(Path(folder).expanduser().resolve()) for folder in data.split(os.pathsep))
     done = {store.key(record) for record in store if "error" not in record}
     left = [task for task in wanted if store.key(asdict(task)) not in done]
+    brought = {(name, task.dataset, task.split) for task in left for name in METHODS[task.method].brings}
+    left = [task for task in left if (task.method, task.dataset, task.split) not in brought]
     parallel = joblib.Parallel(n_jobs=jobs, batch_size=1, pre_dispatch="n_jobs", return_as="generator_unordered")
     with _progress(left, store, jobs) as report:
         for record in parallel(joblib.delayed(_finish)(task, store, data) for task in left):
@@ -111,15 +113,23 @@ def run(wanted: Sequence[Task], path: Path, *, data: str | None = None, jobs: in
 def _finish(task: Task, store: Store, data: str | None) -> Record:
     """Run one task in a worker and record it; half-trained models are no results."""
     started = time.perf_counter()
+    found: dict[str, Record] = {}
     with _heeding_interrupts():
         try:
-            result = evaluate(task, load_uci(task.dataset, data))
+            found = evaluations(task, load_uci(task.dataset, data))
         except Exception as error:  # whatever a method of others raises, the rest goes on
-            result = {"error": f"{type(error).__name__}: {error}".partition("\n")[0]}
-    about = {"seconds": time.perf_counter() - started, "versions": versions() | METHODS[task.method].versions()}
-    record = {**asdict(task), **result, **about}
-    store.append(record)
-    return record
+            found = {task.method: {"error": f"{type(error).__name__}: {error}".partition("\n")[0]}}
+    seconds = time.perf_counter() - started
+    for method, result in found.items():
+        about = {"seconds": seconds, "versions": versions() | METHODS[method].versions()}
+        record = {**asdict(task), "method": method, **result, **about}
+        if method == task.method or not _is_done(record, store):
+            store.append(record)
+    return {**asdict(task), **found[task.method], "seconds": seconds}
+
+
+def _is_done(record: Record, store: Store) -> bool:
+    return any(store.key(other) == store.key(record) and "error" not in other for other in store)
 
 
 @contextmanager
@@ -142,6 +152,11 @@ def _heeding_interrupts() -> Iterator[None]:
 
 
 def evaluate(task: Task, dataset: Dataset) -> Record:
+    """The scores of the task's own method; see :func:`evaluations`."""
+    return evaluations(task, dataset)[task.method]
+
+
+def evaluations(task: Task, dataset: Dataset) -> dict[str, Record]:
     """Fit a method to the training rows of a split; score and time it on the test rows, in original units.
 
     Test rows that repeat a training row, features and target, are counted in `repeats`; where there are any, every
@@ -154,19 +169,31 @@ def evaluate(task: Task, dataset: Dataset) -> Record:
     Args:
         task: The method and the split.
         dataset: With its splits.
+
+    Returns:
+        The record of the method, and those of the methods that it fits on the way: see `Recipe.brings`.
     """
     recipe, split = METHODS[task.method], dataset.splits[task.split]
-    X, y = dataset.X[split.test], dataset.y[split.test]
     torch.set_num_threads(1)
     native.keep_freed_memory()
     with threadpool_limits(1):
         method = recipe.build(task.dataset, task.split)
         started, worked = time.perf_counter(), time.process_time()
         method.fit(dataset.X[split.train], dataset.y[split.train])
-        fit_seconds, fit_cpu_seconds = time.perf_counter() - started, time.process_time() - worked
-        exact = _double(method.predict_distribution(X))
-        whole = min(_seconds(lambda: _summary(method, X), _WHOLE_CALLS))
-        row = statistics.median(_seconds(lambda: _summary(method, X[:1]), _ROW_CALLS))
+        times = {"fit_seconds": time.perf_counter() - started, "fit_cpu_seconds": time.process_time() - worked}
+        brought: dict[str, tuple[Method, dict[str, float]]] = getattr(method, "brought", {})
+        return {
+            task.method: _judged(method, recipe, dataset, split, times),
+            **{name: _judged(fitted, METHODS[name], dataset, split, took) for name, (fitted, took) in brought.items()},
+        }
+
+
+def _judged(method: Method, recipe: Recipe, dataset: Dataset, split: Split, times: dict[str, float]) -> Record:
+    """Scores and times of a fitted method."""
+    X, y = dataset.X[split.test], dataset.y[split.test]
+    exact = _double(method.predict_distribution(X))
+    whole = min(_seconds(lambda: _summary(method, X), _WHOLE_CALLS))
+    row = statistics.median(_seconds(lambda: _summary(method, X[:1]), _ROW_CALLS))
     predicted = exact.matched() if recipe.matched and isinstance(exact, Predictive) else exact
     return {
         "rows": len(y),
@@ -174,8 +201,7 @@ def evaluate(task: Task, dataset: Dataset) -> Record:
         **_both_log_likelihoods(exact, torch.from_numpy(y)),
         **_scores_of_new_rows(predicted, y, _repeats(dataset, split)),
         **getattr(method, "record", {}),
-        "fit_seconds": fit_seconds,
-        "fit_cpu_seconds": fit_cpu_seconds,
+        **times,
         "predict_us_per_row": 1e6 * whole / len(y),
         "predict_one_row_ms": 1e3 * row,
     }

@@ -1,0 +1,150 @@
+"""Networks on known inputs in one native call: the same numbers as their layers in float64, and none that are stale."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mpgelu as mp
+from mpgelu import Stack, native
+from mpgelu.layers import Scale, SiLU, Tanh
+from mpgelu.networks.plain import plain_form
+from mpgelu.networks.prepared import Prepared
+
+NETWORKS: list[Any] = [
+    lambda: mp.network(3, (20, 9), nonlinearity=SiLU, rate=0, embedding=0.7),
+    lambda: mp.network(3, (128, 128), 1, nonlinearity=SiLU, rate=0),
+    lambda: mp.network(3, (7,), nonlinearity="relu", rate=0),
+    lambda: mp.network(3, (), 4, rate=0, embedding=2.0),
+    lambda: nn.Sequential(Scale(3), mp.Linear(3, 6), mp.MPGELU(), mp.Linear(6, 2, bias=False)),
+    lambda: nn.Sequential(mp.Periodic(3, frequencies=5, outputs=1), mp.Linear(6, 2)),
+]
+NEEDS_KERNELS = pytest.mark.skipif(not native.available(), reason="needs the compiled kernels")
+
+
+def stacked(make: Any, count: int = 3) -> Stack:
+    torch.manual_seed(0)
+    networks = [make() for _ in range(count)]
+    for parameter in (p for network in networks for p in network.parameters()):
+        nn.init.normal_(parameter, std=0.7)
+    return Stack(networks).requires_grad_(False)
+
+
+@NEEDS_KERNELS
+@pytest.mark.parametrize("make", NETWORKS)
+@pytest.mark.parametrize("rows", [1, 8, 21, 150])
+def test_outputs_are_those_of_the_layers_in_float64(make: Any, rows: int) -> None:
+    stack = stacked(make)
+    x = 2 * torch.randn(3, rows, 3)
+    found = stack._known(x)
+    assert found is not None
+    exact = torch.stack(
+        [net(each) for net, each in zip(copy.deepcopy(stack).double().unstack(), x.double(), strict=True)]
+    )
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5 * float(exact.detach().abs().max()))
+    torch.testing.assert_close(stack(x), found, rtol=0, atol=0)
+
+
+@NEEDS_KERNELS
+def test_a_row_has_the_same_bits_among_any_others() -> None:
+    stack = stacked(NETWORKS[0])
+    x = torch.randn(150, 3)
+    whole = stack(x.expand(3, -1, -1))
+    for rows in (slice(0, 1), slice(17, 90), slice(149, 150)):
+        torch.testing.assert_close(stack(x[rows].expand(3, -1, -1)), whole[:, rows], rtol=0, atol=0)
+    own = x.expand(3, -1, -1).contiguous()  # the same inputs, of each network for itself
+    torch.testing.assert_close(stack(own), whole, rtol=0, atol=0)
+
+
+@NEEDS_KERNELS
+def test_bits_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = stacked(NETWORKS[1], 5)
+    x = torch.randn(400, 3).expand(5, -1, -1)
+    alone = stack(x)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    torch.testing.assert_close(stack(x), alone, rtol=0, atol=0)
+
+
+@NEEDS_KERNELS
+def test_not_a_number_stays_one() -> None:
+    x = torch.randn(3, 20, 3)
+    x[:, 4, 1] = torch.nan
+    for make in NETWORKS[:3]:
+        found = stacked(make)(x)
+        assert found[:, 4].isnan().all()
+        assert found[:, [3, 5]].isfinite().all()
+
+
+def test_training_and_other_networks_are_left_to_torch() -> None:
+    assert plain_form(mp.network(3, (4,), nonlinearity=Tanh, rate=0)) is None
+    assert plain_form(mp.network(3, (4,), rate=0.1)) is None
+    assert plain_form(nn.Sequential(mp.Linear(3, 4), SiLU(), mp.Linear(4, 4), mp.ReLU(), mp.Linear(4, 1))) is None
+    assert plain_form(nn.Sequential(mp.Linear(3, 4), SiLU())) is None
+    assert plain_form(nn.Sequential()) is None
+    stack = stacked(NETWORKS[0])
+    x = torch.randn(3, 5, 3)
+    assert stack._known(x.clone().requires_grad_()) is None
+    assert stack._known(x.double()) is None
+    assert stack._known(x[:2]) is None
+    assert stack.requires_grad_()._known(x) is None
+    assert stack(x).requires_grad
+
+
+@pytest.mark.parametrize("change", ["in place", "replaced", "loaded", "data of another dtype"])
+def test_changed_parameters_are_seen(change: str) -> None:
+    stack, other = stacked(NETWORKS[0]), stacked(NETWORKS[0])
+    x = torch.randn(3, 5, 3)
+    before = stack(x)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+    if change == "in place":
+        for mine, theirs in zip(stack.parameters(), other.parameters(), strict=True):
+            mine.copy_(theirs)
+    elif change == "replaced":
+        stack.load_state_dict(other.state_dict(), assign=True)
+    elif change == "loaded":
+        stack.load_state_dict(other.state_dict())
+    else:
+        stack.double().load_state_dict(other.state_dict())
+        stack.float()
+    assert not torch.equal(stack(x), before)
+    torch.testing.assert_close(stack(x), other(x), rtol=0, atol=0)
+
+
+def test_steps_of_a_fused_optimiser_are_seen() -> None:
+    """They do not count as changes of the parameters."""
+    stack, x = stacked(NETWORKS[0]).requires_grad_(), torch.randn(3, 5, 3)
+    optimizer = torch.optim.Adam(stack.parameters(), lr=0.1, fused=True)
+    with torch.no_grad():
+        before = stack(x)
+    stack(x).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        after = stack(x)
+    assert not torch.equal(after, before)
+    torch.testing.assert_close(after, stack(x).detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_prepared_is_made_once_and_not_copied() -> None:
+    made: list[int] = []
+    tensor, prepared = torch.ones(2), Prepared[int]()
+
+    def make() -> int:
+        made.append(len(made))
+        return made[-1]
+
+    assert [prepared.of([tensor], make) for _ in range(2)] == [0, 0]
+    tensor.add_(1)
+    assert [prepared.of([tensor], make) for _ in range(2)] == [1, 1]
+    assert prepared.of([tensor.clone()], make) == 2
+    for twin in (copy.deepcopy(prepared), pickle.loads(pickle.dumps(prepared))):
+        assert twin._kept is None
+    with torch.inference_mode():
+        uncounted = torch.ones(2)
+    assert prepared.of([uncounted], make) != prepared.of([uncounted], make)
