@@ -75,7 +75,8 @@ class MPGELURegressor(Streaming, Distilling, RegressorMixin, BaseEstimator):  # 
         checkpoint: Folder that keeps the state during ``fit``; the same fit goes on from there after a crash.
         random_state: Seed of folds, starting weights and batches.
         n_jobs: Threads of ``fit``, which trains kinds of networks, and of predictions of many rows, as in scikit-learn;
-            ``None`` takes all cores that torch may use. The bits of a result do not depend on it.
+            ``None`` takes all cores that torch may use. Inside ``joblib.parallel_config`` with a backend of processes
+            (loky, Dask, Ray) ``fit`` uses its workers. The bits of a result do not depend on it.
         verbose: Show a progress bar on a terminal.
 
     Attributes:
