@@ -6,7 +6,7 @@ INSTALLED := .venv/installed
 KERNELS := src/mpgelu/native
 CFLAGS := -std=c11 -O2 -fopenmp-simd -Wall -Wextra -Werror -I $(KERNELS)
 
-.PHONY: demo test bench docs figures kernels wheel lint-c sanitize clean
+.PHONY: demo test test-engines bench docs figures kernels wheel lint-c sanitize clean
 
 demo: $(INSTALLED)  ## a model of a real table, its predictions and report, and the paper's toy problem; all in demo/
 	$(BIN)/mpgelu example demo
@@ -21,6 +21,10 @@ test: $(INSTALLED)  ## lint, types, all tests and doctests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+
+test-engines: $(INSTALLED)  ## members over workers and scoring on Ray and Spark (needs Java 17), beside Dask
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dask,ray,spark]'
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/estimators/test_groups.py tests/tables/test_engines.py
 
 kernels: $(INSTALLED)  ## compile the C kernels anew, for this working copy
 	$(BIN)/python setup.py --quiet build_ext --inplace --force

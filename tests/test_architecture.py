@@ -126,3 +126,17 @@ def test_every_public_name_can_be_imported_when_asked_for() -> None:
     assert set(mpgelu.__all__) < set(dir(mpgelu))
     with pytest.raises(AttributeError, match="module 'mpgelu' has no attribute 'nothing'"):
         _ = mpgelu.nothing
+
+
+def test_the_estimator_is_imported_without_what_only_other_parts_need() -> None:
+    """What scikit-learn and torch load by themselves, pandas among them, is not counted."""
+    heavy = ("matplotlib", "pandas", "pyarrow", "typer", "rich", "onnx", "pooch", "sklearn.model_selection")
+    code = f"""
+import sys, torch, sklearn, sklearn.base, sklearn.utils.validation
+before = set(sys.modules)
+import mpgelu
+mpgelu.MPGELURegressor
+print([name for name in {heavy} if name in set(sys.modules) - before])
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "[]"

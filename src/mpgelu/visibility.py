@@ -17,7 +17,7 @@ def values_are_visible(*tensors: Tensor) -> bool:
 
     They may not be read while ``torch.compile`` or ``torch.export`` records a graph, inside the transforms of
     ``torch.func`` (``vmap``, ``grad``, ``jvp``), in forward-mode differentiation, or for subclasses of ``Tensor``,
-    such as fake and functional tensors, that hold no values of their own.
+    such as fake and functional tensors, that hold no values of their own; tensors on "meta" have none either.
 
     Args:
         *tensors: The tensors whose values would be read; with none, only the surrounding transforms are checked.
@@ -29,4 +29,6 @@ def values_are_visible(*tensors: Tensor) -> bool:
         False
     """
     transformed = forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
-    return not (torch.compiler.is_compiling() or transformed) and all(type(x) in (Tensor, Parameter) for x in tensors)
+    if torch.compiler.is_compiling() or transformed:
+        return False
+    return all(type(x) in (Tensor, Parameter) and not x.is_meta for x in tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -28,7 +29,7 @@ from mpgelu.estimators.recipe.loop import run
 from mpgelu.estimators.recipe.networks import new_networks
 from mpgelu.estimators.recipe.steps import Steps, expected_loss, learning_rate, variance_weights
 from mpgelu.estimators.recipe.weights import fit_width, mean_weights, stacking_weights
-from mpgelu.likelihoods import HeteroscedasticGaussian
+from mpgelu.likelihoods import HeavyTailedGaussian, HeteroscedasticGaussian
 from mpgelu.training import Interrupts, RecoveryWarning
 
 SETTINGS = Settings(
@@ -180,8 +181,10 @@ def test_the_width_of_the_mixture_is_that_of_the_errors() -> None:
     weights = np.full(3, 1 / 3)
     width, score = fit_width(means, np.full(3000, np.log(0.25)), y, weights, np.ones(3000))
     spread = width.spread**2 * means.var(0).mean()
-    noise = width.scale * 0.25 * (1 - width.tail_share + width.tail_share * width.tail_width**2)
-    assert spread + noise == pytest.approx(0.25 + 0.04 / 3, rel=0.05)
+    noise = HeavyTailedGaussian(width.tail_share, width.tail_width, tail_offset=width.tail_offset).noise(
+        torch.tensor([0.0, math.log(0.25 * width.scale)])
+    )
+    assert spread + float(noise) == pytest.approx(0.25 + 0.04 / 3, rel=0.05)
     assert score == pytest.approx(-0.5 * (1 + np.log(2 * np.pi * (0.25 + 0.04 / 3))), abs=0.03)
 
 
@@ -192,6 +195,19 @@ def test_heavy_tails_are_found() -> None:
     width, _ = fit_width(np.zeros((1, 3000)), np.zeros(3000), y, np.ones(1), np.ones(3000))
     assert width.tail_share == pytest.approx(0.1, abs=0.04)
     assert width.tail_width == pytest.approx(3, abs=0.5)
+    assert width.tail_offset == pytest.approx(0, abs=0.3)
+
+
+@pytest.mark.parametrize("offset", [-2.0, 2.0])
+def test_skewed_errors_are_found(offset: float) -> None:
+    rng = np.random.default_rng(0)
+    wide = rng.random(3000) < 0.4
+    y = np.where(wide, offset + 3 * rng.normal(size=3000), -offset * 0.4 / 0.6 + rng.normal(size=3000))
+    width, _ = fit_width(np.zeros((1, 3000)), np.zeros(3000), y, np.ones(1), np.ones(3000))
+    assert width.scale == pytest.approx(1, abs=0.2)
+    assert width.tail_share == pytest.approx(0.4, abs=0.07)
+    assert width.tail_width == pytest.approx(3, abs=0.3)
+    assert width.tail_offset == pytest.approx(offset, abs=0.3)
 
 
 def test_stacking_weights_maximise_the_mixture() -> None:

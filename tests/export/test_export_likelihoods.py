@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import mpgelu as mp
+from mpgelu.inspect.attribution import attribute
 from mpgelu.likelihoods import HeavyTailedGaussian, HeteroscedasticGaussian
 from mpgelu.networks import FeatureScale
 
@@ -25,17 +26,19 @@ class Shifted(HeteroscedasticGaussian):
 
 
 HEAVY, WITH_BACKGROUND = HeavyTailedGaussian(0.2, 3.0), HeavyTailedGaussian(0.2, 3.0, 0.1, 2.0)
+SKEWED = HeavyTailedGaussian(0.4, 3.0, 0.1, 2.0, tail_offset=1.5)
 MODELS = [
-    (mp.HeteroscedasticGaussian(), mp.FactoredMoments, 1.0),  # correlated outputs
-    (mp.Gaussian(0.2), mp.FactoredMoments, 1.0),
-    (HEAVY, mp.DiagonalMoments, 0.5),
-    (WITH_BACKGROUND, mp.FactoredMoments, 0.5),
+    (mp.HeteroscedasticGaussian(), mp.FactoredMoments, 1.0, 0.3),  # correlated outputs
+    (mp.Gaussian(0.2), mp.FactoredMoments, 1.0, 0.3),
+    (HEAVY, mp.DiagonalMoments, 0.5, 0.3),
+    (WITH_BACKGROUND, mp.FactoredMoments, 0.5, 0.3),
+    (SKEWED, mp.FactoredMoments, 0.5, 0.0),  # known outputs, whose Gaussians have offsets
 ]
 
 
-def network(likelihood: mp.Likelihood) -> torch.nn.Module:
+def network(likelihood: mp.Likelihood, rate: float = 0.3) -> torch.nn.Module:
     """Random layers, and outputs that are strongly correlated."""
-    made = mp.network(3, (12,), likelihood.outputs, rate=0.3)
+    made = mp.network(3, (12,), likelihood.outputs, rate=rate)
     with torch.no_grad():
         list(made.modules())[-1].weight.mul_(2.0)  # type: ignore[operator]
     return made
@@ -62,12 +65,12 @@ def test_a_network(likelihood: mp.Likelihood, tmp_path: Path) -> None:
     assert_same(made, x, wanted, tmp_path, likelihood=likelihood)
 
 
-@pytest.mark.parametrize(("likelihood", "moments", "spread"), MODELS)
+@pytest.mark.parametrize(("likelihood", "moments", "spread", "rate"), MODELS)
 def test_an_ensemble_that_knows_its_data(
-    likelihood: mp.Likelihood, moments: Any, spread: float, tmp_path: Path
+    likelihood: mp.Likelihood, moments: Any, spread: float, rate: float, tmp_path: Path
 ) -> None:
     torch.manual_seed(1)
-    stack = mp.Stack([network(likelihood) for _ in range(2)])
+    stack = mp.Stack([network(likelihood, rate) for _ in range(2)])
     edges = torch.ones(3).double()
     scaling = FeatureScale(torch.zeros(3).double(), 0.5 * edges, 4.0, -edges, edges, reach=0.5)
     shares, target = torch.tensor([0.3, 0.7]).double(), (torch.tensor(7.0).double(), torch.tensor(2.0).double())
@@ -75,3 +78,6 @@ def test_an_ensemble_that_knows_its_data(
     x = torch.cat([torch.randn(10, 3), 20 * torch.randn(10, 3)]).float().double()
     with torch.no_grad():
         assert_same(ensemble, x, ensemble(x), tmp_path)
+        if likelihood is SKEWED:
+            noise = attribute(ensemble, x).query("kind == 'noise'").variance
+            np.testing.assert_allclose(noise, ensemble(x).aleatoric_variance, rtol=1e-5)

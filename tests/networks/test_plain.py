@@ -117,6 +117,20 @@ def test_changed_parameters_are_seen(change: str) -> None:
     torch.testing.assert_close(stack(x), other(x), rtol=0, atol=0)
 
 
+def test_steps_of_a_fused_optimiser_are_seen() -> None:
+    """They do not count as changes of the parameters."""
+    stack, x = stacked(NETWORKS[0]).requires_grad_(), torch.randn(3, 5, 3)
+    optimizer = torch.optim.Adam(stack.parameters(), lr=0.1, fused=True)
+    with torch.no_grad():
+        before = stack(x)
+    stack(x).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        after = stack(x)
+    assert not torch.equal(after, before)
+    torch.testing.assert_close(after, stack(x).detach(), rtol=1e-5, atol=1e-5)
+
+
 def test_prepared_is_made_once_and_not_copied() -> None:
     made: list[int] = []
     tensor, prepared = torch.ones(2), Prepared[int]()

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from mpgelu import FactoredMoments, InputError, native, paper_network
 from mpgelu.cli import app
 from mpgelu.moments import FullMoments
-from mpgelu.research.bench import report
+from mpgelu.research.bench import report, workers
 from mpgelu.research.bench.baselines import MCDropout, SharedMasks, exact_by_hand, paper_relu
 from mpgelu.research.bench.feature_errors import by_set
 from mpgelu.research.bench.measure import in_turns, special_functions
@@ -99,6 +99,9 @@ def test_smoke_run_writes_everything(tmp_path: Path) -> None:
     for name in ("mean", "stddev"):
         assert 0 < errors_of_features[f"{name} average"] <= errors_of_features[f"{name} worst"]
         assert errors_of_features[f"{name} worst"] < 5 * errors_of_features[f"{name} se"] + 0.05
+    rates = {(row["task"], row["method"]): row["rows per second"] for row in results["workers"]}
+    assert {("fit", "MP-GELU"), ("predict", "MP-GELU")} <= set(rates)
+    assert all(rate > 0 for rate in rates.values())
     assert "| 0.05: mean, in standard deviations | " in docs.read_text()
     assert "old" not in docs.read_text()
     text = readme.read_text()
@@ -149,3 +152,19 @@ def test_a_readme_without_marks_is_refused(tmp_path: Path) -> None:
     environment = {"environment": report.environment(threads=1)}
     with pytest.raises(InputError, match=r"README.md has no marks <!-- bench:start -->"):
         report.update_readme({"inference": [], "rows": 1, "features": 1, "rounds": 1} | environment, readme)
+
+
+def test_the_table_of_workers_goes_where_its_marks_are(tmp_path: Path) -> None:
+    docs = tmp_path / "docs.md"
+    docs.write_text("before\n<!-- workers:start -->\nold\n<!-- workers:end -->\nafter\n")
+    arguments = ["--sections", "workers", "--quick", "--rounds", "1", "-o", str(tmp_path / "out"), "--docs", str(docs)]
+    result = CliRunner().invoke(app, ["bench", *arguments])
+    assert result.exit_code == 0, result.output
+    assert "| fit | MP-GELU | 1 | 60 |" in docs.read_text()
+    assert "old" not in docs.read_text()
+
+
+def test_numbers_of_workers_double_up_to_the_cores() -> None:
+    assert workers._counts(1) == [1]
+    assert workers._counts(6) == [1, 2, 4]
+    assert workers._counts(8) == [1, 2, 4, 8]

@@ -22,7 +22,7 @@ def test_tensors_come_back_in_their_type(dtype: torch.dtype) -> None:
 
 
 def test_structure_comes_back() -> None:
-    value = {"a": [1, 2.5, None, True, "x", float("inf")], "b": ({}, (), []), 3: {0: {"step": -1}}}
+    value: Any = {"a": [1, 2.5, None, True, "x", float("inf")], "b": ({}, (), []), 3: {0: {"step": -1}}}
     arrays, text = pack(value, "it")
     assert not arrays
     assert unpack(arrays, json.loads(json.dumps(text))) == value

@@ -152,7 +152,7 @@ def test_arguments_are_named_as_in_python() -> None:
     with pytest.raises(mp.DataError, match="leave the column out with `drop` 'sold'"):
         TableModel.fit(houses(30).assign(sold=pd.date_range("2024-01-31", periods=30)), "price")
     with pytest.raises(mp.InputError, match="a table must be a pandas DataFrame, got dict"):
-        TableModel.fit({"price": [1]}, "price")  # type: ignore[arg-type]
+        TableModel.fit({"price": [1]}, "price")
 
 
 def test_predictions_are_those_of_the_estimator(model: TableModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,9 @@ class Joined:
 
     def __init__(self, X: Tensor, y: Tensor, size: int) -> None:
         dataset = TensorDataset(X, y)
-        self.samplers = [DistributedSampler(dataset, num_replicas=2, rank=rank, seed=3) for rank in (0, 1)]
+        self.samplers: list[DistributedSampler[Any]] = [
+            DistributedSampler(dataset, num_replicas=2, rank=rank, seed=3) for rank in (0, 1)
+        ]
         self.X, self.y, self.size, self.sampler = X, y, size, self
 
     def set_epoch(self, epoch: int) -> None:

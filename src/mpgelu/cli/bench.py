@@ -19,7 +19,8 @@ def bench(
     sections: Annotated[
         str,
         typer.Option(
-            help="inference, training, models, latency, growth, counts, conversion, accuracy, feature-errors, onnx."
+            help="inference, training, models, latency, growth, counts, conversion, accuracy, feature-errors, onnx, "
+            "workers."
         ),
     ] = "all",
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
@@ -28,7 +29,9 @@ def bench(
     keep: Annotated[bool, typer.Option(help="Keep sections of an earlier run that are not measured now.")] = False,
     quick: Annotated[bool, typer.Option(help="A smoke run on tiny sizes; the numbers mean nothing.")] = False,
     readme: Annotated[Path | None, typer.Option(help="Write the table of inference times into this file.")] = None,
-    docs: Annotated[Path | None, typer.Option(help="Write the table of feature errors into this file.")] = None,
+    docs: Annotated[
+        Path | None, typer.Option(help="Write the table of feature errors, or of workers, into this file.")
+    ] = None,
 ) -> None:
     """Measure speed: all methods in one process, in turns, ratios beside times.
 
@@ -41,8 +44,8 @@ def bench(
     check_readme(readme)
     if readme is not None and "inference" not in names:
         raise InputError("--readme: its table is that of the section inference, which is not among --sections")
-    if docs is not None and "feature-errors" not in names:
-        raise InputError("--docs: its table is that of the section feature-errors, which is not among --sections")
+    if docs is not None and not {"feature-errors", "workers"} & set(names):
+        raise InputError("--docs: its table is that of feature-errors or workers, neither of which is among --sections")
     if docs is not None and not docs.is_file():
         raise InputError(f"--docs: there is no file {docs}; the table is written between marks that it holds")
     make_folder(output)

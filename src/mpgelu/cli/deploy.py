@@ -186,7 +186,7 @@ def _read(model: Path, data: Path, delimiter: str) -> tuple[MPGELURegressor, pd.
             encoded = loaded.encoder.encode(frame)
         notes = Notes()
         notes.add(encoded)
-        notes.tell(source)
+        notes.tell(source.name)
         return loaded.regressor, pd.DataFrame(encoded.X, columns=loaded.encoder.features)
     names = list(getattr(loaded, "feature_names_in_", frame.columns[: loaded.n_features_in_]))
     if missing := [name for name in names if name not in frame]:

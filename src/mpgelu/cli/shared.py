@@ -80,13 +80,14 @@ _ARGUMENTS = re.compile("`(calibrate|categorical|delimiter|drop|hold_out|missing
 
 
 def open_table(path: str, delimiter: str) -> Source:
-    """A table to read; ``-`` is standard input."""
+    """A table to read, of which a folder holds Parquet files; ``-`` is standard input."""
     from mpgelu.tables import Source
+    from mpgelu.tables.dataset import Dataset
 
     delimiter = {"tab": "\t", "\\t": "\t"}.get(delimiter, delimiter)
     if len(delimiter) != 1 or not delimiter.isascii():
         raise InputError(f"--delimiter: wants one ASCII character, or 'tab', got {delimiter!r}")
-    return Source(path, delimiter)
+    return Dataset(path) if Path(path).is_dir() else Source(path, delimiter)
 
 
 @contextmanager
@@ -110,14 +111,14 @@ class Notes:
         self.filled: Counter[str] = Counter()
         self.far: Counter[str] = Counter()
 
-    def add(self, encoded: Encoded) -> None:
-        """Take note of a part."""
-        self.unseen += encoded.unseen
-        self.filled += encoded.filled
-        self.far += encoded.far
+    def add(self, other: Encoded | Notes) -> None:
+        """Take note of a part, or take over the notes of other parts."""
+        self.unseen += other.unseen
+        self.filled += other.filled
+        self.far += other.far
 
-    def tell(self, source: Source) -> None:
-        """Say it, a line for each kind."""
+    def tell(self, name: str) -> None:
+        """Say it of the table of this name, a line for each kind."""
         for counts, what in (
             (self.unseen, "hold a category that training did not have, and count as none of the known"),
             (self.filled, "are missing in columns that were almost complete in training, and were filled"),
@@ -125,7 +126,7 @@ class Notes:
         ):
             if counts:
                 listed = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(5))
-                warn(f"{source.name}: {sum(counts.values()):,} cells {what} ({listed})")
+                warn(f"{name}: {sum(counts.values()):,} cells {what} ({listed})")
 
 
 def chosen(

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mpgelu.cli.folders import Asked, is_folder, predict_folder
+from mpgelu.cli.printing import print_columns, print_scores, print_training
+from mpgelu.cli.scoring import about, check_level, load_model, predicted
 from mpgelu.cli.shared import Compact, Delimiter, Notes, Seed, one_line_warnings, open_table, print_installation, warn
+from mpgelu.cli.streamed import fit_streamed, to_stream
 from mpgelu.errors import DataError, InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import, which --help need not wait for
     import pandas as pd
 
-    from mpgelu.tables import Source, TableEncoder
+    from mpgelu.tables import Source
     from mpgelu.tables.evaluation import Evaluation
     from mpgelu.tables.model import TableModel
 
@@ -32,7 +34,7 @@ class Missing(StrEnum):
     error = "error"
 
 
-Table = Annotated[str, typer.Argument(metavar="TABLE", help="CSV or Parquet file with column names; - is stdin.")]
+Table = Annotated[str, typer.Argument(metavar="TABLE", help="CSV or Parquet file, or a folder of Parquet; - is stdin.")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="File written by mpgelu fit.")]
 MaybeModel = Annotated[Path | None, typer.Argument(metavar="[MODEL]", help="File written by mpgelu fit.")]
 Level = Annotated[float, typer.Option(help="Probability of the intervals.")]
@@ -59,13 +61,19 @@ def fit(
     folds: Annotated[
         int | None, typer.Option(min=2, help="Parts of the rows, of which each network leaves out one. Default: 5.")
     ] = None,
-    hidden: Annotated[str, typer.Option(help="Units of each hidden layer.")] = "128,128",
+    hidden: Annotated[
+        str | None, typer.Option(help="Units of each hidden layer. Default: 128,128, more above 100,000 rows.")
+    ] = None,
     time_limit: Annotated[
         float | None, typer.Option(help="Seconds that training may take; it then takes fewer steps if need be.")
     ] = None,
     seed: Seed = 0,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Folder that keeps the state; the same command goes on from there.")
+    ] = None,
+    stream: Annotated[
+        bool | None,
+        typer.Option("--stream/--no-stream", help="Train on Parquet files without reading them whole. Default: large."),
     ] = None,
     delimiter: Delimiter = ",",
 ) -> None:
@@ -80,25 +88,32 @@ def fit(
     from mpgelu.storage.files import check_writable
     from mpgelu.tables.model import TableModel, prepare, read_target, split
 
-    layers = _layers(hidden)
+    layers = None if hidden is None else _layers(hidden)
     check_writable(output, table)
     if checkpoint is not None:
         check_writable(checkpoint / "training")
     source = open_table(table, delimiter)
     effort = (FAST if fast else {}) | ({} if steps is None else {"steps": steps})
-    with _about(source), one_line_warnings():
+    settings: dict[str, Any] = {"hidden": layers, "folds": folds, "time_limit": time_limit, "checkpoint": checkpoint}
+    settings |= {"random_state": seed, "verbose": True} | effort
+    asked: dict[str, Any] = {"missing": missing.value, "categorical": categorical or [], "drop": drop or []}
+    with about(source), one_line_warnings():
+        if (files := to_stream(source, stream)) is not None:
+            shares = {"hold_out": hold_out, "calibrate": calibrate}
+            fit_streamed(files, target, output, compact, seed, settings, **asked, **shares)
+            _print_next(output)
+            return
         frame = source.read()
         known, y = read_target(frame, target)
-        columns = partial(prepare, target=target, missing=missing.value, categorical=categorical or [], drop=drop or [])
-        encoder = columns(known, y)  # all rows, so that whatever is wrong is found before the training
+        encoder = prepare(known, y, target, **asked)  # all rows, so that whatever is wrong is found before the training
         held, kept = split("hold_out", len(known), hold_out, seed)
         split("calibrate", len(kept), calibrate, seed)
         if len(held):
-            encoder = columns(known.iloc[kept], y[kept])
+            encoder = prepare(known.iloc[kept], y[kept], target, **asked)
         if len(known) < len(frame):
             warn(f"{len(frame) - len(known):,} rows without {target!r} are left out")
         typer.echo(f"{source.name}: {len(frame):,} rows, {frame.shape[1]} columns")
-        _print_columns(encoder)
+        print_columns(encoder)
         model = TableModel.train(
             known.iloc[kept],
             y[kept],
@@ -106,20 +121,18 @@ def fit(
             encoder,
             calibrate=calibrate,
             compact=compact,
-            hidden=layers,
-            folds=folds,
-            time_limit=time_limit,
-            checkpoint=checkpoint,
-            random_state=seed,
-            verbose=True,
-            **effort,
+            **settings,
         )
         model.save(output)
-        _print_training(model)
+        print_training(model)
         if len(held):
             evaluation = model.evaluate(model.encoder.encode(known.iloc[held]), y[held])
             typer.echo(f"\non {len(held)} rows kept from training:")
-            _print_scores(model, evaluation, 0.9)
+            print_scores(model, evaluation, 0.9)
+    _print_next(output)
+
+
+def _print_next(output: Path) -> None:
     typer.echo(f"\nmodel: {output} ({output.stat().st_size / 1e6:.2f} MB)")
     typer.echo(f"next:  mpgelu predict {output} new.csv -o predictions.csv")
 
@@ -128,7 +141,8 @@ def predict(
     model: Model,
     table: Table,
     output: Annotated[
-        str, typer.Option("--output", "-o", help="CSV file, or Parquet if it ends in .parquet; - is stdout.")
+        str,
+        typer.Option("--output", "-o", help="CSV file, or Parquet if it ends in .parquet, or a folder; - is stdout."),
     ] = "-",
     level: Level = 0.9,
     keep: Annotated[
@@ -138,9 +152,13 @@ def predict(
     fast: Annotated[
         bool, typer.Option("--fast", help="Several times faster: leave out correlations inside the networks.")
     ] = False,
+    jobs: Annotated[int, typer.Option(min=-1, help="Processes for a folder of tables; -1 takes all cores.")] = -1,
     delimiter: Delimiter = ",",
 ) -> None:
     """Predict every row of a table, of any length, in bounded memory.
+
+    A folder of tables as TABLE and a folder as --output: a table of predictions for each, on all cores. After a kill
+    the same command goes on; tables that are done, and have not changed since, are left alone.
 
     New columns: mean; stddev, its standard deviation; epistemic_std and aleatoric_std, the standard deviations of its
     two parts (not knowing the function, and noise; their squares add up to the square of stddev); lower and upper, the
@@ -151,21 +169,20 @@ def predict(
     from mpgelu.storage.files import check_writable
     from mpgelu.tables import Sink
 
+    if Path(table).is_dir() and is_folder(output):
+        predict_folder(model, Path(table), Path(output), Asked(level, tuple(keep or ()), prefix, fast, delimiter), jobs)
+        return
     sink = Sink(output)
     if sink.path is not None:
         check_writable(sink.path, model, table)
-    fitted = _load(model, fast)
-    _check_level(fitted, level)
+    fitted = load_model(model, fast)
+    check_level(fitted, level)
     source, notes, rows = open_table(table, delimiter), Notes(), 0
-    with _about(source), sink.opened(), _progress(source, hidden=sink.path is None and sys.stdout.isatty()) as parts:
+    with about(source), sink.opened(), _progress(source, hidden=sink.path is None and sys.stdout.isatty()) as parts:
         for part in parts:
-            kept = _kept(part, keep or [], prefix)
-            encoded = fitted.encoder.encode(part)
-            notes.add(encoded)
-            predicted = fitted.predict(encoded, level).add_prefix(prefix).set_index(part.index)
-            sink.write(kept.join(predicted))
+            sink.write(predicted(fitted, part, level, keep or [], prefix, notes))
             rows += len(part)
-    notes.tell(source)
+    notes.tell(source.name)
     if sink.path is not None:
         typer.echo(f"{rows:,} row{'s' * (rows != 1)}: {sink.path}")
 
@@ -186,13 +203,13 @@ def evaluate(
 
     if output is not None:
         check_writable(output, model, table)
-    fitted = _load(model, fast)
-    _check_level(fitted, level)
+    fitted = load_model(model, fast)
+    check_level(fitted, level)
     source = open_table(table, delimiter)
-    with _about(source), _progress(source) as parts:
+    with about(source), _progress(source) as parts:
         evaluation = _evaluated(fitted, parts, level, source)
     typer.echo(f"{source.name}: {len(evaluation.actual):,} rows, target {fitted.target}")
-    scores = _print_scores(fitted, evaluation, level)
+    scores = print_scores(fitted, evaluation, level)
     if output is not None:
         write_atomically(output, json.dumps({"rows": len(evaluation.actual), "level": level, **scores}, indent=1))
 
@@ -217,10 +234,10 @@ def report(
     from mpgelu.tables.report import page
 
     check_writable(output, model, table)
-    fitted = _load(model, fast)
-    _check_level(fitted, level)
+    fitted = load_model(model, fast)
+    check_level(fitted, level)
     source, frames = open_table(table, delimiter), list[pd.DataFrame]()
-    with _about(source), _progress(source) as parts:
+    with about(source), _progress(source) as parts:
         evaluation = _evaluated(fitted, parts, level, source, frames)
     write_atomically(output, page(fitted, pd.concat(frames), evaluation, level, source.name, str(model)))
     typer.echo(f"report: {output} ({output.stat().st_size / 1e6:.1f} MB); open it in a browser")
@@ -234,13 +251,13 @@ def info(model: MaybeModel = None) -> None:
     if model is None:
         print_installation()
         return
-    fitted = _load(model)
+    fitted = load_model(model)
     typer.echo(f"{model}: predicts {fitted.target}\nfrom the columns")
-    _print_columns(fitted.encoder)
+    print_columns(fitted.encoder)
     typer.echo(f"missing cells: {'filled' if fitted.encoder.missing == 'impute' else 'refused'}")
     typer.echo(f"members: {len(fitted.regressor.ensemble_)} in all")
     typer.echo("\n".join(f"  {share:5.0%}  {kind}" for kind, share in fitted.regressor.kind_weights_.items()))
-    _print_training(fitted)
+    print_training(fitted)
 
 
 def example(
@@ -264,27 +281,6 @@ def example(
         write_atomically(folder / name, rows.to_csv(index=False))
         typer.echo(f"{len(rows)} rows: {folder / name}")
     typer.echo(f"next: mpgelu fit {folder / 'train.csv'} --target {data.target_name} --fast -o diabetes.mpgelu")
-
-
-def _load(path: Path, fast: bool = False) -> TableModel:
-    from mpgelu.moments import DiagonalMoments
-    from mpgelu.tables.model import TableModel
-
-    model = TableModel.load(path)
-    if fast and len(model.regressor.ensemble_) > 1:  # one network has no correlations worth leaving out
-        model.regressor.ensemble_.moment_type = DiagonalMoments
-    return model
-
-
-@contextmanager
-def _about(source: Source) -> Iterator[None]:
-    """Put the file's name, and line, before errors that do not name them."""
-    try:
-        with source.located():
-            yield
-    except DataError as error:
-        told = str(error)
-        raise DataError(told if source.name in told or "cannot write" in told else f"{source.name}: {told}") from error
 
 
 @contextmanager
@@ -332,29 +328,10 @@ def _evaluated(
             found.append(model.evaluate(encoded, actual, level))
     if not found:
         raise DataError(f"no row has a target {model.target!r}; there is nothing to compare with")
-    notes.tell(source)
+    notes.tell(source.name)
     if unknown:
         warn(f"{source.name}: {unknown:,} rows without {model.target!r} are left out")
     return Evaluation.concatenate(found)
-
-
-def _check_level(model: TableModel, level: float) -> None:
-    """Refuse a level before any work is done."""
-    if not 0 < level < 1:
-        raise InputError(f"--level: must lie strictly between 0 and 1, got {level:g}; 90 % is 0.9")
-    model.regressor.check_level(level)
-
-
-def _kept(part: pd.DataFrame, keep: list[str], prefix: str) -> pd.DataFrame:
-    """The input columns that are copied to the output."""
-    from mpgelu.tables.model import OUTPUTS, check_column
-
-    names = list(part) if "all" in keep and "all" not in part else list(dict.fromkeys(keep))
-    for name in names:
-        check_column(str(name), list(map(str, part)))
-    if twice := [name for name in names if name in {prefix + output for output in OUTPUTS}]:
-        raise InputError(f"--keep: the table has a column {twice[0]!r} already; give --prefix, for example predicted_")
-    return part[names]
 
 
 def _layers(text: str) -> tuple[int, ...]:
@@ -365,36 +342,3 @@ def _layers(text: str) -> tuple[int, ...]:
     if not layers or min(layers) < 1:
         raise InputError(f"--hidden: wants whole numbers separated by commas, such as 128,128, got {text!r}")
     return layers
-
-
-def _print_columns(encoder: TableEncoder) -> None:
-    rows = {column.name: column.told for column in encoder.columns}
-    rows |= {name: f"not used: {reason}" for name, reason in encoder.dropped.items()}
-    width = max(map(len, rows))
-    for name, what in rows.items():
-        typer.echo(f"  {name:{width}}  {what}")
-
-
-def _print_training(model: TableModel) -> None:
-    average = -math.log(float(model.regressor.ensemble_.target_scale)) - 0.5 * math.log(2 * math.pi * math.e)
-    typer.echo(
-        f"trained on {model.rows:,} rows; cross-validated log-likelihood {model.regressor.score_:.3f} "
-        f"(predicting the average: {average:.3f})"
-    )
-    if (scores := model.regressor.calibration_scores_) is not None:
-        typer.echo(f"intervals calibrated on {len(scores):,} further rows")
-
-
-def _print_scores(model: TableModel, evaluation: Evaluation, level: float) -> dict[str, dict[str, float]]:
-    from mpgelu.tables.evaluation import headlines
-
-    scores = {
-        "model": evaluation.scores(),
-        "average": model.average(evaluation.actual, level).scores(),
-    }
-    ours, average = (headlines(part, level) for part in scores.values())
-    width = max(map(len, ours))
-    typer.echo(f"{'':{width}}  {'model':>12}  {'predicting the average':>22}")
-    for name in ours:
-        typer.echo(f"{name:{width}}  {ours[name]:>12}  {average[name]:>22}")
-    return scores

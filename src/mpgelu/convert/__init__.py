@@ -1,4 +1,4 @@
-"""From a trained torch module to a network for moments that shares its weights."""
+"""Conversion of trained torch modules to networks of moments that share their parameters."""
 
 from mpgelu.convert.accuracy import ConversionReport, ConvertedOperation
 from mpgelu.convert.conversion import from_torch

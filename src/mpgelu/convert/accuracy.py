@@ -1,4 +1,4 @@
-"""How far each operation of a converted network can be trusted."""
+"""The accuracy of each operation of a converted network."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class ConvertedOperation:
     """One operation of a converted network.
 
     Attributes:
-        name: Name of the layer in the network, which is its name in the audit of :func:`mpgelu.verify` too.
-        operation: What it was in the torch module.
-        marginals: Accuracy of means and variances, given a Gaussian input.
-        covariance: Accuracy of covariances, with full and factored moments.
+        name: Name of the layer in the network, and in its audit by :func:`mpgelu.verify`.
+        operation: Name of the operation in the torch module.
+        marginals: Accuracy of means and variances for a Gaussian input.
+        covariance: Accuracy of covariances with full and factored moments.
     """
 
     name: str
@@ -39,13 +39,13 @@ class ConvertedOperation:
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What :func:`mpgelu.from_torch` made of a module: one entry per operation. Prints as a table.
+    """The result of a conversion by :func:`mpgelu.from_torch`, one entry per operation; it prints as a table.
 
     Attributes:
-        operations: Operations in the order in which they run.
-        branches: Whether a value is used more than once, as by a residual connection.
-        measured: Errors on the example, of a module whose means and variances are approximated (layer normalisation);
-            ``None`` without such a layer, without an example or without randomness.
+        operations: Operations in the order of their execution.
+        branches: Whether a value is used more than once, as in a residual connection.
+        measured: Errors on the example, if means and variances are approximated (layer normalisation); ``None``
+            without such a layer, without an example or without randomness.
     """
 
     operations: tuple[ConvertedOperation, ...]
@@ -54,11 +54,11 @@ class ConversionReport:
 
     @property
     def approximates(self) -> bool:
-        """Whether the means and variances of some operation are approximated."""
+        """Whether means and variances of some operation are approximated."""
         return any(row.marginals == "approximated" for row in self.operations)
 
     def __str__(self) -> str:
-        """The table, with what its words mean."""
+        """Return the table, followed by an explanation of its terms."""
         rows = [("name", "operation", "mean, variance", "covariance")]
         rows += [(row.name, row.operation, row.marginals, row.covariance) for row in self.operations]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -75,7 +75,7 @@ class ConversionReport:
 
 
 def accuracy(layer: nn.Module) -> tuple[Accuracy, Accuracy]:
-    """Of a layer's means and variances, and of its covariances."""
+    """Return the accuracy of means and variances of a layer, and of its covariances."""
     if isinstance(layer, LayerNorm) or (isinstance(layer, Operation) and layer.rule is layer_norm):
         return "approximated", "approximated"
     if isinstance(layer, Elementwise):

@@ -1,4 +1,4 @@
-"""The conversion itself: trace, replace every operation by a layer, note how exact it is."""
+"""The conversion: trace the module, replace every operation by a layer, and record its accuracy."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from mpgelu.rules import fork
 
 
 def from_torch(module: nn.Module, *, example: Tensor | None = None) -> tuple[ConvertedNetwork, ConversionReport]:
-    """Turn a torch module into a network for moments with the same weights: not copies, the same parameters.
+    """Convert a torch module to a network of moments that shares its parameters.
 
-    The module is traced with :mod:`torch.fx` and left as it was. Its randomness is that of training, its statistics
-    are those of evaluation: dropout is part of the model whatever the module's mode, batch normalisation uses its
+    The module is traced with :mod:`torch.fx` and is not modified. Randomness is that of training and statistics are
+    those of evaluation: dropout is part of the model whatever the mode of the module, and batch normalisation uses its
     running statistics.
 
-    A network in which a value is used more than once (residual connections) keeps every source of randomness apart,
-    so that its branches add exactly: factored and full moments are factored throughout, and rectifiers carry
-    covariances by their gain in place of the exact rule. With diagonal moments branches add as if independent.
+    If a value is used more than once (residual connections), every source of randomness is kept apart so that branches
+    add exactly: factored and full moments are factored throughout, and rectifiers propagate covariances by their gain
+    instead of the exact rule. With diagonal moments, branches add as if they were independent.
 
     Args:
-        module: Takes one tensor ``(rows, features)`` and gives one such tensor.
-        example: Inputs on which the network must agree with the module in evaluation mode; optional, a check. If the
-            module has layer normalisation, whose moments are approximated, the error is measured on it too: the
-            module is sampled 2,000 times on the first 32 rows, and the report says what was found.
+        module: A module from one tensor ``(rows, features)`` to one such tensor.
+        example: Inputs on which the network must agree with the module in evaluation mode; this check is optional. If
+            the module contains layer normalisation, whose moments are approximated, the error is measured too: the
+            module is sampled 2,000 times on the first 32 rows, and the report contains the result.
 
     Returns:
-        The network, and a report that says for every operation how exact it is.
+        The network, and a report of the accuracy of every operation.
 
     Raises:
-        ConversionError: an operation has no rule, or the module cannot be traced.
+        ConversionError: An operation has no rule, the module cannot be traced, or the two disagree on the example.
 
     Example:
         >>> import torch, mpgelu
@@ -91,7 +91,7 @@ def from_torch(module: nn.Module, *, example: Tensor | None = None) -> tuple[Con
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """The name, lengthened until no other part of the network has it."""
+    """Return the name, extended by underscores until it is unique, and record it as taken."""
     while name in taken:
         name += "_"
     taken.add(name)
@@ -99,7 +99,7 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def _check_agreement(module: nn.Module, network: nn.Module, example: Tensor) -> None:
-    """On plain tensors the two are the same function."""
+    """Raise if network and module differ on plain tensors in evaluation mode by more than rounding."""
     with torch.no_grad(), in_mode(module, training=False):
         wanted, again, found = module(example), module(example), network(example)
     if not torch.equal(wanted, again):

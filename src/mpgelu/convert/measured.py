@@ -1,4 +1,4 @@
-"""How far a converted network is from the module it came from, by sampling the module."""
+"""Measurement of the errors of a converted network by sampling the original module."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DRAWS, _ROWS, _AT_ONCE = 2000, 32, 2**20  # draws of each row, rows at most, in
 
 @dataclass(frozen=True)
 class MeasuredError:
-    """Errors of propagated means and standard deviations against samples of the module.
+    """Errors of propagated means and standard deviations relative to samples of the module.
 
     Attributes:
         rows: Number of rows of the example that were used.
@@ -35,11 +35,11 @@ class MeasuredError:
 
     @property
     def sampling(self) -> float:
-        """Standard error of one sampled standard deviation of a Gaussian output, relative."""
+        """Relative standard error of one sampled standard deviation of a Gaussian output."""
         return 1 / math.sqrt(2 * self.draws)
 
     def __str__(self) -> str:
-        """The numbers in a sentence."""
+        """Return the errors as a sentence."""
         return (
             f"Measured on {self.rows} rows of the example with {self.draws} samples of the module: means are off by "
             f"{self.mean:.1%} of a standard deviation, standard deviations by {self.stddev:.1%} (root mean square; "
@@ -48,15 +48,18 @@ class MeasuredError:
 
 
 def measure(module: nn.Module, network: nn.Module, example: Tensor) -> MeasuredError | None:
-    """Compare a converted network on exact moments with samples of the module; ``None`` if nothing is random.
+    """Compare a converted network on exact moments with samples of the module.
 
-    Dropout is that of training, batch normalisation that of evaluation, as in the network. The global random numbers
-    stay as they are.
+    Dropout is active and batch normalisation uses its running statistics, as in the network. The state of the global
+    random number generator is restored.
 
     Args:
         module: The torch module.
-        network: What it was converted to.
-        example: Inputs ``(rows, features)``, of which the first 32 are used.
+        network: The network that it was converted to.
+        example: Inputs, ``(rows, features)``, of which the first 32 are used.
+
+    Returns:
+        The errors, or ``None`` if no output is random.
     """
     x = example[:_ROWS].detach()
     with torch.no_grad():
@@ -73,7 +76,7 @@ def measure(module: nn.Module, network: nn.Module, example: Tensor) -> MeasuredE
 
 
 def _samples(module: nn.Module, x: Tensor) -> Tensor:
-    """Outputs of the random module, ``(draws, rows, outputs)``."""
+    """Return outputs of the random module, ``(draws, rows, outputs)``."""
     at_once = max(1, min(_DRAWS, _AT_ONCE // x.numel()))
     devices = [] if x.device.type == "cpu" else [x.device]
     with torch.random.fork_rng(devices), in_mode(module, training=True):

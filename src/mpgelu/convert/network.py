@@ -1,4 +1,4 @@
-"""The network that a conversion builds: layers, and the order in which to apply them."""
+"""The network that a conversion builds: layers, and the order of their application."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from torch import Tensor, nn
 
 
 class Step(NamedTuple):
-    """One step of a converted network."""
+    """One step of a converted network.
+
+    Attributes:
+        result: Name of the resulting value.
+        path: Path to a layer or to a constant in the network.
+        operands: Names of the values that the layer is applied to, ``None`` for an omitted argument; ``None`` for a
+            constant.
+    """
 
     result: str  # name of the value it gives
     path: str  # to a layer, or to a constant
@@ -18,11 +25,11 @@ class Step(NamedTuple):
 class ConvertedNetwork(nn.Module):
     """A network built by :func:`mpgelu.from_torch`: a list of steps, each of which applies a layer to earlier values.
 
-    A given tensor runs the ordinary network in evaluation mode, moments run the random one. Training mode changes
-    nothing. Parameters have the names that they have in the torch module.
+    A tensor runs the ordinary network in evaluation mode, moments run the random one. Training mode has no effect.
+    Parameters have the same names as in the torch module.
 
     Args:
-        input: Name of the value that the network is given.
+        input: Name of the input value.
     """
 
     def __init__(self, input: str) -> None:
@@ -44,7 +51,14 @@ class ConvertedNetwork(nn.Module):
     def append(
         self, result: str, path: str, part: nn.Module | Tensor, operands: tuple[str | None, ...] | None = None
     ) -> None:
-        """Add a step; its layer or constant gets its place in the network, as deep as it was in the module."""
+        """Add a step, and register its layer or constant at the same path as in the module.
+
+        Args:
+            result: Name of the resulting value.
+            path: Path of the layer or constant, with dots between names.
+            part: The layer or constant.
+            operands: Names of the values that the layer is applied to; ``None`` for a constant.
+        """
         *parents, name = path.split(".")
         home: nn.Module = self
         for parent in parents:

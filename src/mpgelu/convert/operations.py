@@ -1,4 +1,8 @@
-"""Which layer stands for which torch operation."""
+"""The layer that replaces each torch operation.
+
+``CONVERSIONS`` maps types of modules to functions that build a layer, ``_FUNCTIONS`` maps torch functions and the
+names of tensor methods to functions of their arguments. What is in neither is refused with a hint.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,15 @@ Plan = tuple[nn.Module, tuple[Any, ...]]  # a layer and the nodes that it is app
 
 
 def plan(node: fx.Node, module: nn.Module) -> Plan:
-    """The layer for a node of a traced module, and what to apply it to."""
+    """Return the layer for a node of a traced module, and the nodes that it is applied to.
+
+    Args:
+        node: A call of a module, a function or a method.
+        module: The traced module.
+
+    Raises:
+        ConversionError: The operation has no rule, computes a constant, or overwrites a value that is used again.
+    """
     operation = operation_of(node, module)
     where = f"from_torch: node {node.name!r} ({operation})"
     if not node.meta["random"]:
@@ -55,42 +67,49 @@ def plan(node: fx.Node, module: nn.Module) -> Plan:
 
 
 def _sharing(layer: nn.Module, module: nn.Module) -> nn.Module:
-    """The layer with the parameters and buffers of the module: not copies, the same objects."""
+    """Return the layer with the parameters and buffers of the module: the same objects, not copies."""
     for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
         setattr(layer, name, tensor)
     return layer
 
 
 def _linear(module: nn.Linear) -> nn.Module:
+    """Return the layer for ``nn.Linear``."""
     return _sharing(Linear(module.in_features, module.out_features, module.bias is not None, device="meta"), module)
 
 
 def _batch_norm(module: nn.BatchNorm1d) -> nn.Module:
+    """Return the layer for ``nn.BatchNorm1d``, which must have running statistics."""
     if not module.track_running_stats:
         raise InputError("there are no running statistics to normalise with; use track_running_stats=True")
     return _sharing(BatchNorm1d(module.num_features, module.eps, affine=module.affine, device="meta"), module)
 
 
 def _layer_norm(module: nn.LayerNorm) -> nn.Module:
+    """Return the layer for ``nn.LayerNorm`` over the features."""
     _check_normalized_shape(module.normalized_shape)
     affine, bias = module.elementwise_affine, getattr(module, "bias", None) is not None
     return _sharing(LayerNorm(module.normalized_shape, module.eps, affine, bias, device="meta"), module)
 
 
 def _check_normalized_shape(shape: Any) -> None:
+    """Raise if a normalisation is over more dimensions than the features."""
     if len(shape) != 1:
         raise InputError(f"normalized_shape must be that of the features alone, got {tuple(shape)}")
 
 
 def _dropout(p: float = 0.5, training: bool = True, inplace: bool = False) -> nn.Module:
+    """Return a dropout layer, or the identity where nothing is dropped."""
     return Dropout(p, dtype=torch.float64) if training and p != 0 else nn.Identity()
 
 
 def _relu(inplace: bool = False) -> nn.Module:
+    """Return a rectifier that, unlike :class:`ReLU`, leaves certain factored moments factored."""
     return LeakyReLU(0.0)  # as ReLU, but leaves factored moments factored where they are certain
 
 
 def _gelu(*, approximate: str = "none") -> nn.Module:
+    """Return a GELU layer; the tanh approximation has no rule."""
     if approximate != "none":
         raise InputError(f"approximate={approximate!r} has no rule; use approximate='none'")
     return GELU()
@@ -136,6 +155,7 @@ _OF_ONE: dict[Callable[..., nn.Module], tuple[Any, ...]] = {
 
 
 def _call_linear(input: fx.Node, weight: fx.Node, bias: fx.Node | None = None) -> Plan:
+    """Plan ``F.linear``, whose weight and bias must be constants."""
     _check_constants(weight, bias)
     return Operation(linear), (input, weight, bias)
 
@@ -143,41 +163,47 @@ def _call_linear(input: fx.Node, weight: fx.Node, bias: fx.Node | None = None) -
 def _call_layer_norm(
     input: fx.Node, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Plan:
+    """Plan ``F.layer_norm``, whose weight and bias must be constants."""
     _check_normalized_shape(normalized_shape)
     _check_constants(weight, bias)
     return Operation(layer_norm, eps=eps), (input, weight, bias)
 
 
 def _concatenate(tensors: Any, dim: int = 0) -> Plan:
+    """Plan ``torch.cat`` of values that all depend on the input."""
     if dim == 0 or not all(_is_random(tensor) for tensor in tensors):
         raise InputError(f"must join values that depend on the input, along their features; got {tensors}, dim={dim}")
     return Operation(concatenate, dim=dim), tuple(tensors)
 
 
 def _add(input: Any, other: Any, *, alpha: float = 1.0) -> Plan:
+    """Plan a sum; if only the second summand depends on the input, the first is a constant."""
     if _is_random(input):
         return _with_operand(add, input, alpha=float(alpha), other=other)
     return _with_operand(subtract_from, other, alpha=-float(alpha), constant=input)
 
 
 def _subtract(input: Any, other: Any, *, alpha: float = 1.0) -> Plan:
+    """Plan a difference as a sum with a negative factor."""
     return _add(input, other, alpha=-alpha)
 
 
 def _multiply(input: Any, other: Any) -> Plan:
+    """Plan a product, one factor of which must be a constant."""
     value, gain = (input, other) if _is_random(input) else (other, input)
     _check_constants(gain)
     return _with_operand(scale, value, gain=gain)
 
 
 def _divide(input: Any, other: Any) -> Plan:
+    """Plan a division by a number."""
     if isinstance(other, fx.Node):
         raise InputError("only a division by a number has a rule; multiply by the reciprocal")
     return _multiply(input, 1 / other)
 
 
 def _with_operand(rule: Callable[..., Any], value: fx.Node, **settings: Any) -> Plan:
-    """A rule of a value, settings, and an operand: the last of the settings, unless it is a number."""
+    """Return a rule with settings; the last setting becomes an operand if it is a node and not a number."""
     name, operand = settings.popitem()
     if isinstance(operand, fx.Node):
         return Operation(rule, **settings), (value, operand)
@@ -185,10 +211,12 @@ def _with_operand(rule: Callable[..., Any], value: fx.Node, **settings: Any) -> 
 
 
 def _is_random(argument: Any) -> bool:
+    """Return whether an argument is a value that depends on the input."""
     return isinstance(argument, fx.Node) and bool(argument.meta["random"])
 
 
 def _check_constants(*arguments: Any) -> None:
+    """Raise if an argument that must be constant depends on the input."""
     if any(_is_random(argument) for argument in arguments):
         raise InputError("a product of two values that depend on the input has no rule; one must be constant")
 
@@ -205,6 +233,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 
 
 def _of_one(build: Callable[..., nn.Module]) -> Callable[..., Plan]:
+    """Return the plan of an operation with one operand, from a function that builds its layer."""
     return lambda input, *args, **settings: (build(*args, **settings), (input,))
 
 

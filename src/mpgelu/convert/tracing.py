@@ -1,4 +1,4 @@
-"""A torch module as a graph of operations, without a trace left in the module."""
+"""Tracing of torch modules to graphs of operations, without modifying the module."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ CONVERSIONS: dict[type[nn.Module], Callable[[Any], nn.Module]] = {}  # the layer
 
 
 def conversion(*types: type[nn.Module]) -> Callable[[Callable[[Any], nn.Module]], Callable[[Any], nn.Module]]:
-    """Decorate a function from a module of these types to the layer that takes moments in its place.
+    """Register a function that converts modules of the given types to layers that accept moments.
 
-    Registered types from outside the package are converted as a whole and not traced into.
+    Modules of registered types are converted as a whole; tracing does not enter them.
 
     Args:
-        *types: Classes of modules; subclasses need a registration of their own.
+        *types: Classes of modules; a subclass needs a registration of its own.
 
     Example:
         >>> import mpgelu
@@ -47,22 +47,28 @@ def conversion(*types: type[nn.Module]) -> Callable[[Callable[[Any], nn.Module]]
 
 
 class Tracer(fx.Tracer):
-    """Looks into every module but those of torch, of this library, and those with a conversion."""
+    """A tracer that enters all modules except those of torch, of this library, and those with a conversion."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str = "") -> bool:
-        """Whether a module is one operation."""
+        """Return whether a module is a single operation."""
         return is_ours(m) or type(m) in CONVERSIONS or super().is_leaf_module(m, module_qualified_name)
 
 
 def is_ours(module: nn.Module | None) -> bool:
-    """Whether a module is a layer of this library, which takes moments as it is."""
+    """Return whether a module is a layer of this library, which accepts moments without conversion."""
     return type(module).__module__.startswith("mpgelu.layers.")
 
 
 def trace(module: nn.Module) -> tuple[list[fx.Node], dict[str, Tensor]]:
-    """The nodes that the output depends on, input first, and the tensors that they refer to by name.
+    """Return the nodes that the output depends on, input first, and the constants that they refer to by name.
 
-    In each node, ``meta["random"]`` says whether it depends on the input.
+    In each node, ``meta["random"]`` is whether its value depends on the input.
+
+    Args:
+        module: The module to trace.
+
+    Raises:
+        ConversionError: The module cannot be traced, or has not exactly one input and one output.
     """
     attributes = set(vars(module))
     try:
@@ -92,7 +98,7 @@ def trace(module: nn.Module) -> tuple[list[fx.Node], dict[str, Tensor]]:
 
 @contextmanager
 def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
-    """All parts of a module in one mode for a while."""
+    """Set all parts of a module to training or evaluation mode, and restore their modes at the end of the context."""
     before = {part: part.training for part in module.modules()}
     try:
         for part in before:
@@ -104,7 +110,7 @@ def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
 
 
 def _needed(module: nn.Module, graph: fx.Graph) -> list[fx.Node]:
-    """What the output depends on."""
+    """Return the nodes that the output depends on."""
     *nodes, output = graph.nodes
     (result,) = output.args
     if not isinstance(result, fx.Node):
@@ -125,14 +131,14 @@ def _needed(module: nn.Module, graph: fx.Graph) -> list[fx.Node]:
 
 
 def operation_of(node: fx.Node, module: nn.Module) -> str:
-    """What a node does, in a word."""
+    """Return the name of the operation of a node: a class, a function or a method."""
     if node.op == "call_module":
         return type(module.get_submodule(str(node.target))).__name__
     return node.target if isinstance(node.target, str) else node.target.__name__
 
 
 def is_in_place(node: fx.Node, module: nn.Module) -> bool:
-    """Whether a node overwrites its input."""
+    """Return whether a node overwrites its input."""
     if node.op == "call_module":
         return bool(getattr(module.get_submodule(str(node.target)), "inplace", False))
     name = operation_of(node, module)

@@ -14,7 +14,7 @@ from mpgelu.errors import DataError, InputError
 from mpgelu.estimators.fast import FastEnsemble
 from mpgelu.estimators.measurement import averaged
 from mpgelu.estimators.noise import NoiseHead
-from mpgelu.likelihoods import Likelihood, MeanAndLogVariance, likelihoods
+from mpgelu.likelihoods import Likelihood, MeanAndLogVariance, NoisePart, likelihoods
 from mpgelu.likelihoods.outputs import as_moments
 from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments, moment_types
 from mpgelu.networks import FeatureScale, Parts, Stack, feature_names, is_random, parts_of
@@ -238,7 +238,7 @@ class MemberOutputs(nn.Module):
         stacks = self.ensemble.each_stack()
         return self.ensemble.noise is not None or not any(is_random(stack.architecture) for stack in stacks)
 
-    def gaussians(self, log_variance: Tensor) -> list[tuple[float, Tensor]] | None:
+    def gaussians(self, log_variance: Tensor) -> list[NoisePart] | None:
         """The noise of every network as Gaussians, each with its share."""
         return self.ensemble.likelihood.gaussians(log_variance, self.known)
 
@@ -246,7 +246,19 @@ class MemberOutputs(nn.Module):
     def weights(self) -> Tensor:
         """Weights of the members, ``(M,)``, float64."""
         weights = self.ensemble.weights.double()
-        return torch.cat([share * weights for share, _ in self.gaussians(torch.zeros(())) or []])
+        return torch.cat([part.share * weights for part in self.gaussians(torch.zeros(())) or []])
+
+    @property
+    def centers(self) -> Tensor | None:
+        """Matrix from the means of the members to those of the networks they belong to, ``(M, M)``, float64.
+
+        ``None`` where they are equal, as all noise is centred at its network's mean.
+        """
+        parts = self.gaussians(torch.zeros(())) or []
+        if not any(part.offset is not None for part in parts):
+            return None
+        shares = torch.tensor([part.share for part in parts], dtype=torch.float64)
+        return torch.kron(shares.expand(len(parts), -1), torch.eye(len(self.ensemble), dtype=torch.float64))
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances of the members' outputs, ``(M, rows, 2)`` each, for scaled features ``(rows, n)``."""
@@ -255,10 +267,10 @@ class MemberOutputs(nn.Module):
         first, log_variance = MeanAndLogVariance.of(mean)
         average = (self.ensemble.weights.to(first)[:, None] * first).sum(0)
         first = average + self.ensemble.spread.to(first) * (first - average)
-        noises = [noise for _, noise in self.gaussians(log_variance) or []]
-        if len(noises) > 1:
-            log_variance = torch.cat(noises)
-            first, variance = torch.cat([first] * len(noises)), torch.cat([variance] * len(noises))
+        parts = self.gaussians(log_variance) or []
+        if len(parts) > 1:
+            variance, log_variance = torch.cat([variance] * len(parts)), torch.cat([p.log_variance for p in parts])
+            first = torch.cat([first if part.offset is None else first + part.offset for part in parts])
         return MeanAndLogVariance(first, log_variance).joined(), variance
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mpgelu.estimators.gaussian_process import GaussianProcess
 from mpgelu.estimators.noise import LEAST_SHARE, LEAST_SPREAD, LIMIT, OWN_RANGE, STEEPEST, NoiseHead
+from mpgelu.likelihoods import NoisePart
 from mpgelu.likelihoods.outputs import LOG_VARIANCE, MEAN
 from mpgelu.moments import DiagonalMoments, FactoredMoments
 from mpgelu.native import perceptron, plain
@@ -100,20 +101,16 @@ class FastEnsemble:
         gaussians = self.likelihood.gaussians(torch.from_numpy(np.log(noise)), True)
         if gaussians is None:
             return None
-        shares = np.array([share for share, _ in gaussians])
-        noises = np.exp([log_variance.numpy() for _, log_variance in gaussians])  # (S, rows)
-        return self._mixture(means, outputs[..., 2] if self.random else None, shares, noises, self.scale.beyond(scaled))
+        errors = _Errors.of(gaussians)
+        return self._mixture(means, outputs[..., 2] if self.random else None, errors, self.scale.beyond(scaled))
 
-    def _mixture(
-        self, means: Array, variances: Array | None, shares: Array, noises: Array, beyond: Array
-    ) -> Predictive:
+    def _mixture(self, means: Array, variances: Array | None, errors: _Errors, beyond: Array) -> Predictive:
         """The mixture of all networks and kinds of errors, in the unit of the target.
 
         Args:
             means: ``(M, rows)``.
             variances: ``(M, rows)``; ``None`` where all means are known.
-            shares: ``(S,)``.
-            noises: Variances of the errors, ``(S, rows)``.
+            errors: Kinds of errors.
             beyond: Variance from lying outside the training data, ``(rows,)``.
         """
         unit = self.target_scale**2
@@ -124,18 +121,49 @@ class FastEnsemble:
         between = np.square(means - mean[:, None])
         known = beyond[:, None] if variances is None else variances.T + beyond[:, None]
         epistemic = (between if variances is None else between + variances.T) @ self.weights + beyond
-        each = (known[:, :, None] + noises.T[:, None].astype(np.float64)) * unit  # (rows, M or 1, S)
+        each = (known[:, :, None] + errors.variances.T[:, None].astype(np.float64)) * unit  # (rows, M or 1, S)
         rows, count = means.shape
         repeated = np.repeat(each, count // each.shape[1], 1)
+        if errors.offsets is None:
+            centers = np.repeat(means, len(errors.shares), 1)
+        else:
+            centers = (means[:, :, None] + errors.offsets.T[:, None]).reshape(rows, -1)
         numbers = (
-            np.repeat(means * self.target_scale + self.target_mean, len(shares), 1),
+            centers * self.target_scale + self.target_mean,
             repeated.reshape(rows, -1),
-            np.log(np.outer(self.weights, shares)).ravel(),
+            np.log(np.outer(self.weights, errors.shares)).ravel(),
             mean * self.target_scale + self.target_mean,
             epistemic * unit,
-            (shares @ noises) * unit,
+            errors.expected_squares() * unit,
         )
         return Predictive(*map(torch.from_numpy, numbers))
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """Kinds of errors around the mean of a network.
+
+    Args:
+        shares: ``(S,)``, summing to one.
+        variances: ``(S, rows)``.
+        offsets: ``(S, rows)``, of mean zero; ``None`` where all are zero.
+    """
+
+    shares: Array
+    variances: Array
+    offsets: Array | None
+
+    @staticmethod
+    def of(gaussians: Sequence[NoisePart]) -> _Errors:
+        shares, log_variances, offsets = zip(*gaussians, strict=True)
+        centred = all(offset is None for offset in offsets)
+        moved = None if centred else np.stack([offset.numpy() for offset in offsets])
+        return _Errors(np.array(shares), np.exp([each.numpy() for each in log_variances]), moved)
+
+    def expected_squares(self) -> Array:
+        """Variance of the noise, ``(rows,)``."""
+        squares = self.variances if self.offsets is None else self.variances + np.square(self.offsets)
+        return np.asarray(self.shares @ squares)
 
 
 class _Scale:

@@ -20,11 +20,11 @@ from mpgelu.estimators import conformal
 from mpgelu.estimators.arguments import plain
 from mpgelu.estimators.checks import check_memory, check_target, is_valid
 from mpgelu.estimators.distillation import Distilling
-from mpgelu.estimators.ensemble import Ensemble
 from mpgelu.estimators.measurement import ROWS_AT_ONCE, checked_errors
 from mpgelu.estimators.predicted import PredictedParts, inputs_of, spans_of
 from mpgelu.estimators.recipe import Kind, Noise, Rows, Settings, Trained, settings_of, train
 from mpgelu.estimators.scales import robust_scale, target_scales
+from mpgelu.estimators.streamed import Streaming
 from mpgelu.likelihoods import Likelihood
 from mpgelu.moments import Moments
 from mpgelu.native.threads import job_count, one_thread_each, run_all
@@ -39,7 +39,7 @@ _NODES, _FLOATS = 32, (np.float64, np.float32)
 Array = NDArray[np.float64]
 
 
-class MPGELURegressor(Distilling, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class MPGELURegressor(Streaming, Distilling, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Regression that says how sure it is: an ensemble of networks, predicted without sampling.
 
     Features are scaled robustly and limited smoothly. Networks of several kinds, which differ in how finely they
@@ -48,13 +48,13 @@ class MPGELURegressor(Distilling, RegressorMixin, BaseEstimator):  # type: ignor
     seen. The prediction is the mixture of all networks.
 
     Args:
-        hidden: Units of each hidden layer.
+        hidden: Units of each hidden layer; ``None`` takes two layers of 128, wider ones above 100,000 rows.
         rate: Dropout rate, or several, of which each makes kinds of networks of its own. Networks with dropout are
             trained and predicted by their moments.
         sigma: Standard deviations of the starting frequencies of the periodic embedding of features, one kind of
             networks for each; ``None`` in their place for networks without an embedding.
-        brief: Let two kinds of networks that are trained briefly, one of them with dropout, be among the members, and a
-            Gaussian process up to 2,000 rows; what they count is decided by held-out rows.
+        brief: Let two kinds of networks that are trained briefly, one of them with dropout, be among the members up to
+            1,000,000 rows, and a Gaussian process up to 2,000; what they count is decided by held-out rows.
         folds: Parts of the rows, of which each network leaves out one; ``None`` takes 5.
         network: Builds a network from the number of features, the :class:`Kind` and the number of outputs, instead of
             the default perceptron.
@@ -97,7 +97,7 @@ class MPGELURegressor(Distilling, RegressorMixin, BaseEstimator):  # type: ignor
 
     def __init__(
         self,
-        hidden: Sequence[int] = (128, 128),
+        hidden: Sequence[int] | None = None,
         *,
         rate: float | Sequence[float] = 0.0,
         sigma: float | Sequence[float | None] | None = (0.4, 1.0),
@@ -168,22 +168,8 @@ class MPGELURegressor(Distilling, RegressorMixin, BaseEstimator):  # type: ignor
         )
         folder, show = None if self.checkpoint is None else Path(self.checkpoint), bool(self.verbose)
         trained = train(rows, settings, start=previous, checkpoint=folder, progress=show, n_jobs=self.n_jobs)
-        scaling.reach.fill_(trained.reach)
-        self.ensemble_ = Ensemble(
-            trained.stacks,
-            trained.weights,
-            trained.likelihood,
-            scaling,
-            torch.tensor(target_mean, dtype=torch.float64),
-            torch.tensor(target_scale, dtype=torch.float64),
-            trained.moments,
-            trained.noise,
-            trained.spread,
-        ).requires_grad_(False)
-        self._trained, self._fitted_with, self._features = trained, (settings, features.shape), features
-        self.kind_weights_ = trained.kind_weights
-        self.score_, self.n_iter_ = trained.score - float(np.log(target_scale)), trained.steps
-        self.calibration_scores_: Array | None = None
+        self._trained, self._fitted_with = trained, (settings, features.shape)
+        self._keep(trained, scaling, target_mean, target_scale, features)
         return self
 
     @overload

@@ -1,4 +1,4 @@
-"""Models as ONNX graphs, from raw features to the predictive distribution: they run without torch and without us."""
+"""Export of models as ONNX graphs that run without torch and without this library."""
 
 from mpgelu.export.export import export_onnx
 

@@ -1,4 +1,4 @@
-"""From the moments of the networks' outputs to the predictive distribution, in ONNX nodes."""
+"""The predictive distribution in ONNX nodes, from the moments of the outputs of the networks."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _FARTHEST = 1e4  # standardised distance beyond which everything is exactly zero
 
 
 class Distribution(NamedTuple):
-    """Summary of the predictive distribution, each ``(rows,)``.
+    """A summary of the predictive distribution, each ``(rows,)``.
 
-    Args:
+    Attributes:
         mean: Mean of the target.
-        stddev: Its standard deviation.
-        epistemic_std: Standard deviation from not knowing the function.
+        stddev: Standard deviation of the target.
+        epistemic_std: Standard deviation from uncertainty about the function.
         aleatoric_std: Standard deviation of the noise.
-        quantiles: Quantiles minus the mean, ``(levels, rows)``.
+        quantiles: Quantiles minus the mean, ``(levels, rows)``; ``None`` without levels.
     """
 
     mean: Value
@@ -50,23 +50,33 @@ class Distribution(NamedTuple):
 
 
 def distribution(
-    outputs: Outputs, weights: Array, noise_variance: float | None, levels: Sequence[float], nodes: int
+    outputs: Outputs,
+    weights: Array,
+    noise_variance: float | None,
+    levels: Sequence[float],
+    nodes: int,
+    centers: Array | None = None,
 ) -> Distribution:
-    """The mixture of M networks.
+    """Return the summary of the mixture of M networks.
 
     Args:
-        outputs: moments of the networks' outputs.
-        weights: of the networks, ``(M,)``, summing to one.
-        noise_variance: of the targets; ``None`` if the second output is its logarithm.
-        levels: probabilities of the quantiles.
-        nodes: components of each network's mixture over the noise.
+        outputs: Moments of the outputs of the networks.
+        weights: Weights of the networks, ``(M,)``, summing to one.
+        noise_variance: Variance of the noise; ``None`` if the second output is its logarithm.
+        levels: Probabilities of the quantiles.
+        nodes: Number of mixture components of each network over the noise.
+        centers: Matrix from the means of the mixed members to those of the networks they belong to, ``(M, M)``; the
+            distance between the two counts as noise. ``None`` if they are equal.
     """
     means, epistemics = outputs.mean.take(0), outputs.variance.take(0)  # (M, rows), or (rows,) for one network
     aleatorics = _aleatoric(outputs, noise_variance)
     mean, epistemic = means, epistemics
     if len(weights) > 1:
-        mean = _average(means, weights)
-        epistemic = _average((means - mean).square() + epistemics, weights)
+        mean, of_networks = _average(means, weights), means
+        if centers is not None:
+            of_networks = means.graph.op("MatMul", centers, means)
+            aleatorics = aleatorics + (means - of_networks).square()
+        epistemic = _average((of_networks - mean).square() + epistemics, weights)
     aleatoric = _average(aleatorics, weights)
     stddev = (epistemic + aleatoric).sqrt()
     quantiles = _quantiles(outputs, mean, stddev, weights, noise_variance, levels, nodes) if levels else None
@@ -74,14 +84,14 @@ def distribution(
 
 
 def _aleatoric(outputs: Outputs, noise_variance: float | None) -> Value:
-    """Expected variance of the noise in each network."""
+    """Return the expected variance of the noise of each network."""
     if noise_variance is None:
         return (outputs.mean + outputs.variance).take(1).exp()
     return outputs.mean.graph.op("Expand", noise_variance, outputs.mean.take(0).op("Shape"))
 
 
 def _average(value: Value, weights: Array) -> Value:
-    """Over the networks."""
+    """Return the weighted average over the networks."""
     if len(weights) == 1:
         return value
     return value.graph.op("MatMul", weights[None], value).op("Squeeze", [0])
@@ -96,19 +106,19 @@ def _quantiles(
     levels: Sequence[float],
     nodes: int,
 ) -> Value:
-    """Quantiles minus the mean, ``(levels, rows)``.
+    """Return quantiles minus the mean, ``(levels, rows)``.
 
-    The first guess is that of a Gaussian. With several networks a step towards the quantile of the mixture of one
-    Gaussian for each makes it better. Components come last, which is fastest to sum.
+    The initial guess is the quantile of a Gaussian. With several networks, one step towards the quantile of the
+    mixture of one Gaussian per network improves it. Components are the last dimension, which is the fastest to sum.
 
     Args:
-        outputs: moments of the networks' outputs.
-        mean: of the mixture, ``(rows,)``.
-        stddev: of the mixture, ``(rows,)``.
-        weights: of the networks, ``(M,)``.
-        noise_variance: of the targets; ``None`` if the second output is its logarithm.
-        levels: probabilities.
-        nodes: components of each network's mixture over the noise.
+        outputs: Moments of the outputs of the networks.
+        mean: Mean of the mixture, ``(rows,)``.
+        stddev: Standard deviation of the mixture, ``(rows,)``.
+        weights: Weights of the networks, ``(M,)``.
+        noise_variance: Variance of the noise; ``None`` if the second output is its logarithm.
+        levels: Probabilities of the quantiles.
+        nodes: Number of mixture components of each network over the noise.
     """
     deviation = stddev.reshape(-1, 1, 1)
     y = deviation * ndtri(levels)[:, None, None, None]  # (levels, rows, 1, 1)
@@ -127,7 +137,7 @@ def _quantiles(
 
 
 def _by_row(outputs: Outputs, count: int) -> Outputs:
-    """Moments with rows before networks, ``(outputs, rows, M, 1)``."""
+    """Return the moments with rows before networks, ``(outputs, rows, M, 1)``."""
 
     def turned(value: Value) -> Value:
         return value.reshape(0, 0, 1, 1) if count == 1 else value.op("Transpose", perm=[0, 2, 1]).reshape(0, 0, 0, 1)
@@ -136,12 +146,12 @@ def _by_row(outputs: Outputs, count: int) -> Outputs:
 
 
 def _over_noise(outputs: Outputs, centers: Value | None, z: Array) -> tuple[Value | None, Value]:
-    """Means and standard deviations of the components, ``(rows, M, nodes)``; see ``Predictive.heteroscedastic``.
+    """Return means and standard deviations of the components, ``(rows, M, nodes)``; see ``Predictive.heteroscedastic``.
 
     Args:
-        outputs: moments of the networks' outputs, by row.
-        centers: means of the networks minus that of all, ``(rows, M, 1)``; ``None`` if they are zero.
-        z: nodes of the integral over the noise.
+        outputs: Moments of the outputs of the networks, by row.
+        centers: Means of the networks minus that of the mixture, ``(rows, M, 1)``; ``None`` if they are zero.
+        z: Nodes of the integral over the noise.
     """
     conditional, deviation = outputs.variance.take(0), outputs.variance.take(1).sqrt()
     if outputs.correlated:
@@ -153,7 +163,7 @@ def _over_noise(outputs: Outputs, centers: Value | None, z: Array) -> tuple[Valu
 
 
 class _Step(NamedTuple):
-    """At places ``(levels, rows, 1, 1)``: excess of the distribution function, density, step of Halley."""
+    """Excess of the distribution function over the level, density and Halley step at ``(levels, rows, 1, 1)``."""
 
     excess: Value
     density: Value
@@ -161,17 +171,17 @@ class _Step(NamedTuple):
 
 
 class _Mixture(NamedTuple):
-    """A mixture of Gaussians with mean zero, whose quantiles are wanted.
+    """A mixture of Gaussians with mean zero, whose quantiles are computed.
 
-    Sums are products of matrices, which onnxruntime also gets right for no rows.
+    Sums are matrix products, which onnxruntime also evaluates correctly for zero rows.
 
-    Args:
+    Attributes:
         means: Means of the K components, ``(rows, 1, K)``; ``None`` if they are zero.
-        precisions: Inverse standard deviations over the root of two, of the same shape.
-        heights: Heights of the components' densities, of the same shape.
-        halves: Halves of the components' weights, ``(K, 1)`` if all rows share them, else ``(rows, K, 1)``.
-        ones: ``(K, 1)``.
-        levels: Probabilities ``(levels, 1, 1, 1)``.
+        precisions: Inverse standard deviations divided by the square root of two, in the same shape.
+        heights: Heights of the densities of the components, in the same shape.
+        halves: Halves of the weights, ``(K, 1)`` if all rows share them, otherwise ``(rows, K, 1)``.
+        ones: A vector of ones, ``(K, 1)``.
+        levels: Probabilities, ``(levels, 1, 1, 1)``.
     """
 
     means: Value | None
@@ -183,7 +193,7 @@ class _Mixture(NamedTuple):
 
     @staticmethod
     def of(means: Value | None, stddevs: Value, weights: Array, levels: Sequence[float]) -> _Mixture:
-        """From means and standard deviations that broadcast to ``(rows, M, nodes)``, and weights ``(M, nodes)``."""
+        """Return the mixture of means and deviations that broadcast to ``(rows, M, nodes)`` weights ``(M, nodes)``."""
         precisions = stddevs.graph.op("Div", np.full_like(weights, np.sqrt(0.5)), stddevs)
         if len(weights) > 1:
             means = None if means is None else (means + np.zeros_like(weights)).reshape(0, 1, weights.size)
@@ -194,21 +204,21 @@ class _Mixture(NamedTuple):
 
     @staticmethod
     def by_row(means: Value, stddevs: Value, weights: Value, count: int, levels: Sequence[float]) -> _Mixture:
-        """From means, standard deviations and weights of ``count`` components, each ``(rows, K)``."""
+        """Return the mixture of means, standard deviations and weights of ``count`` components, ``(rows, K)`` each."""
         precisions = stddevs.graph.op("Div", np.sqrt(0.5), stddevs).reshape(0, 1, count)
         heights = precisions * (weights * (1 / np.sqrt(np.pi))).reshape(0, 1, count)
         halves = (weights * 0.5).reshape(0, count, 1)
         return _Mixture(means.reshape(0, 1, count), precisions, heights, halves, np.ones((count, 1)), _levels(levels))
 
     def excess(self, y: Value) -> Value:
-        """Distribution function minus the levels."""
+        """Return the distribution function minus the levels."""
         return self._excess(self._ratio(y))
 
     def step(self, y: Value, thinnest: Value | float = _TINY, far: bool = False) -> _Step:
-        """A step of Newton that knows the slope of the density.
+        """Return a Halley step, Newton's method with the derivative of the density.
 
         Args:
-            y: Places ``(levels, rows, 1, 1)``.
+            y: Points, ``(levels, rows, 1, 1)``.
             thinnest: Lower bound of the density, which bounds the step.
             far: Whether components may be so narrow that standardised distances overflow, which costs one more node.
         """
@@ -236,7 +246,7 @@ def _levels(levels: Sequence[float]) -> Array:
 
 
 def _density(levels: Sequence[float] | Array) -> Array:
-    """Of the standard normal distribution at its quantiles, ``(levels, 1, 1, 1)``."""
+    """Return the standard normal density at its quantiles, ``(levels, 1, 1, 1)``."""
     density: Array = np.exp(-0.5 * ndtri(levels) ** 2) / np.sqrt(2 * np.pi)
     return density.reshape(-1, 1, 1, 1)
 
@@ -244,15 +254,15 @@ def _density(levels: Sequence[float] | Array) -> Array:
 def quantiles_by_row(
     means: Value, stddevs: Value, weights: Value, count: int, stddev: Value, levels: Sequence[float]
 ) -> Value:
-    """Quantiles ``(levels, rows)`` of mixtures of mean zero whose weights differ from row to row.
+    """Return quantiles ``(levels, rows)`` of mixtures of mean zero whose weights differ between rows.
 
     Args:
-        means: Of the components, ``(rows, K)``.
-        stddevs: Of the components, ``(rows, K)``.
-        weights: Of the components, ``(rows, K)``.
-        count: K.
-        stddev: Of the mixtures, ``(rows,)``.
-        levels: Probabilities.
+        means: Means of the components, ``(rows, K)``.
+        stddevs: Standard deviations of the components, ``(rows, K)``.
+        weights: Weights of the components, ``(rows, K)``.
+        count: Number K of components.
+        stddev: Standard deviations of the mixtures, ``(rows,)``.
+        levels: Probabilities of the quantiles.
     """
     deviation = stddev.reshape(-1, 1, 1)
     y = deviation * ndtri(levels)[:, None, None, None]
@@ -264,16 +274,16 @@ def quantiles_by_row(
 
 
 def _root(mixture: _Mixture, start: Value, stddev: Value) -> Value:
-    """Quantiles ``(levels, rows, 1, 1)``.
+    """Return the quantiles, ``(levels, rows, 1, 1)``.
 
-    Most times a step from a good guess and a correction are enough. If not, more follow, kept between bounds that close
-    in; should it take long, bisection steps in wherever the error was not halved. The first bounds are Cantelli's,
-    which hold for every distribution, or the largest numbers where the variance overflows. Rows that are found stay as
-    they are, and rows whose guess is no number start in the middle.
+    Usually one step from a good guess and a correction suffice. Otherwise a loop continues with steps between bounds
+    that close in; after a few iterations, rows whose error was not halved are bisected. The initial bounds are
+    Cantelli's, which hold for every distribution, or the largest numbers where the variance overflows. Rows that have
+    converged stay unchanged, and rows with a NaN guess start in the middle.
 
     Args:
         mixture: The distribution.
-        start: First guess, ``(levels, rows, 1, 1)``.
+        start: Initial guess, ``(levels, rows, 1, 1)``.
         stddev: Standard deviation of the mixture, ``(rows, 1, 1)``.
     """
     odds = np.sqrt(mixture.levels / (1 - mixture.levels))
@@ -310,14 +320,15 @@ def _root(mixture: _Mixture, start: Value, stddev: Value) -> Value:
 
 
 def _inside(y: Value, lower: Value, upper: Value) -> Value:
-    """Whether y lies between the bounds; false where it is no number."""
+    """Return whether y lies between the bounds; false for NaN."""
     return y.op("LessOrEqual", upper).op("And", y.op("GreaterOrEqual", lower))
 
 
 def _middle(lower: Value, upper: Value, count: Value) -> Value:
-    """Half way between bounds, in even rounds by difference and in odd ones by ratio, zero if their signs differ.
+    """Return a point between bounds: in even iterations the arithmetic mean, in odd ones the geometric mean.
 
-    The first is better for bounds of the same size, the second for those of different ones.
+    The former is better for bounds of similar size, the latter for bounds of different sizes; it is zero if signs
+    differ.
     """
     same = (lower.op("Sign") + upper.op("Sign")).op("Sign")
     sizes = (bound.op("Abs").op("Max", _SMALLEST).sqrt() for bound in (lower, upper))
@@ -326,6 +337,6 @@ def _middle(lower: Value, upper: Value, count: Value) -> Value:
 
 
 def _go_on(error: Value, small: float) -> Value:
-    """While it is not small everywhere; no rows are small, and what is no number is not."""
+    """Return whether an error is not small in some row; NaN is not small, and zero rows are."""
     large = error.op("LessOrEqual", small).op("Not").op("Cast", to=TensorProto.FLOAT)
     return large.op("ReduceSum", keepdims=0).op("Greater", 0.0)

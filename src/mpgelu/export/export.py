@@ -1,4 +1,4 @@
-"""One file that holds everything between raw features and the predictive distribution."""
+"""Export of a model as one ONNX graph, from raw features to the predictive distribution."""
 
 from __future__ import annotations
 
@@ -44,31 +44,35 @@ def export_onnx(
 ) -> None:
     """Write a model as one ONNX graph, which onnxruntime runs without torch and without this library.
 
-    The graph takes ``features``, raw ones, float32 ``(rows, n)``, any number of rows at a time. Scales, networks,
-    moments and likelihood are inside. It gives, float32 and in the unit of the target, ``mean``, ``stddev`` and its two
-    parts ``epistemic_std`` and ``aleatoric_std``, all standard deviations ``(rows,)``, and ``quantiles``
-    ``(rows, len(levels))``. Its metadata hold the texts ``feature_names`` and ``levels``, both JSON, and ``version``.
+    The graph takes the raw ``features``, float32 ``(rows, n)``, with any number of rows; scaling, networks, moments
+    and likelihood are inside. Its outputs, float32 in the unit of the target, are ``mean``, ``stddev`` and its two
+    parts ``epistemic_std`` and ``aleatoric_std``, ``(rows,)`` each, and ``quantiles``, ``(rows, len(levels))``. Its
+    metadata contain ``feature_names`` and ``levels``, both JSON, and ``version``.
 
-    A calibrated estimator also gives ``lower`` and ``upper``, the ends of its calibrated interval, whose level is what
-    lies between the first of the levels and the last, so long as these are symmetric: 0.9 by default. The features of
-    a :class:`TableModel` are its encoded columns; how they are made is in the metadata as ``columns``, and what counts
-    as a missing cell as ``missing``, both JSON.
+    A calibrated estimator also has the outputs ``lower`` and ``upper``, the ends of its calibrated interval, if the
+    first and the last level are symmetric; its level is their difference, 0.9 by default. The features of a
+    :class:`TableModel` are its encoded columns; the metadata ``columns`` describe the encoding and ``missing`` lists
+    the texts that count as a missing cell, both JSON.
 
-    The numbers are the library's to float32 rounding. Quantiles are roots of the distribution function of the same
-    mixture; at levels below 0.001 or above 0.999 rounding leaves them fewer digits.
-
-    Networks of linear layers, dropout and MP-GELU become a graph made for them; others are traced by torch, which
-    takes longer and gives more nodes.
+    Results equal those of the library to float32 rounding. Quantiles are roots of the distribution function of the
+    same mixture; at levels below 0.001 or above 0.999 rounding leaves fewer digits. Networks of linear layers, dropout
+    and MP-GELU become a graph designed for them; other networks are traced by torch, which takes longer and gives more
+    nodes.
 
     Args:
-        model: A fitted estimator or model of a table, an ensemble, or a network.
+        model: A fitted estimator or table model, an ensemble, or a network of vectors.
         path: File to write.
         levels: Probabilities of the quantiles, strictly between 0 and 1; may be empty.
-        features: Names of the features, or how many; estimators and networks with a linear layer know how many.
-        likelihood: What the outputs of a network mean. By default heteroscedastic for two outputs. A network with one
-            output does not say how large the noise is, so it needs ``Gaussian(noise_variance)``. Estimators and
-            ensembles have their own.
-        moments: The type that a network propagates; an estimator or ensemble knows.
+        features: Names of the features, or their number; not needed for estimators and networks with a linear layer.
+        likelihood: Likelihood of a network. The default is heteroscedastic for two outputs. A network with one output
+            does not determine the noise, so ``Gaussian(noise_variance)`` is required. Estimators and ensembles have
+            their own.
+        moments: Type of moments that a network propagates; estimators and ensembles have their own.
+
+    Raises:
+        InputError: A level is out of range, the likelihood does not fit the outputs, the network cannot be traced, or
+            the package onnx is not installed.
+        DataError: The file cannot be written.
 
     Example:
         >>> import mpgelu, numpy, onnxruntime
@@ -108,7 +112,7 @@ def export_onnx(
 
 
 def _results(features: Any, parts: Parts, levels: Sequence[float]) -> dict[str, Any]:
-    """Every output of the graph by its name, with its shape."""
+    """Return the outputs of the graph by name, each with its shape."""
     from mpgelu.export import compact, traced
     from mpgelu.export.distribution import distribution
 
@@ -121,7 +125,10 @@ def _results(features: Any, parts: Parts, levels: Sequence[float]) -> dict[str, 
         summary, rest = traced.whole(features, parts, levels), 0.0
     else:
         outputs, weights, nodes = _outputs(features, parts, form, cross=bool(levels))
-        summary, rest = distribution(outputs, weights, form.noise_variance, levels, nodes), parts.target_mean - offset
+        centers = getattr(parts.members, "centers", None) if form.by_member else None
+        centers = None if centers is None else torch.as_tensor(centers).numpy()
+        summary = distribution(outputs, weights, form.noise_variance, levels, nodes, centers)
+        rest = parts.target_mean - offset
     mean = summary.mean + rest if rest else summary.mean
     deviations = ("stddev", "epistemic_std", "aleatoric_std")
     results: dict[str, Any] = {"mean": (mean, ["rows"])} | {
@@ -133,13 +140,13 @@ def _results(features: Any, parts: Parts, levels: Sequence[float]) -> dict[str, 
 
 
 class _Form(NamedTuple):
-    """How the graph reads the outputs of what is mixed.
+    """The interpretation of the outputs of the mixed members in the graph.
 
-    Args:
-        scale: Gain of each output that carries it to the target's unit, ``(outputs,)``.
-        shift: Shift of each output after that, ``(outputs,)``.
-        noise_variance: Variance of the noise in the target's unit; ``None`` if an output is its logarithm.
-        by_member: Whether the graph mixes :attr:`Parts.members` instead of the networks' own outputs.
+    Attributes:
+        scale: Gain of each output that expresses it in the unit of the target, ``(outputs,)``.
+        shift: Shift of each output after the gain, ``(outputs,)``.
+        noise_variance: Variance of the noise in the unit of the target; ``None`` if an output is its logarithm.
+        by_member: Whether the graph mixes :attr:`Parts.members` instead of the outputs of the networks.
     """
 
     scale: Array
@@ -149,10 +156,11 @@ class _Form(NamedTuple):
 
 
 def _form(parts: Parts, offset: float) -> _Form | None:
-    """The graph's form of a likelihood: there is one for each of two likelihoods, and for what mixes the second.
+    """Return the interpretation of the outputs for a likelihood that has a form in the graph, otherwise ``None``.
 
-    Types are compared exactly, for a subclass may have a predictive distribution of its own. ``None`` stands for any
-    other likelihood, for which torch traces :meth:`Likelihood.predictive`.
+    There is one for :class:`Gaussian`, one for :class:`HeteroscedasticGaussian`, and one for mixtures of the latter.
+    Types are compared exactly, because a subclass may have a different predictive distribution. For all other
+    likelihoods torch traces :meth:`Likelihood.predictive`.
     """
     of_networks, kind = parts.noise is None and parts.spread == 1, type(parts.likelihood)
     if of_networks and kind is Gaussian:
@@ -169,7 +177,7 @@ def _form(parts: Parts, offset: float) -> _Form | None:
 def _check_likelihood(
     model: MPGELURegressor | TableModel | Ensemble | nn.Module, parts: Parts, given: Likelihood | None
 ) -> None:
-    """Refuse what the graph could not hold, or would hold without being asked."""
+    """Raise if the likelihood does not fit the outputs, or if one output leaves the noise undetermined."""
     held: object = parts.likelihood  # whatever a user gave
     if not isinstance(held, Likelihood):
         came = type(held).__name__
@@ -196,14 +204,14 @@ def _check_likelihood(
 
 
 def _columns(model: TableModel) -> list[dict[str, Any]]:
-    """What is needed to encode the columns of a table, and no more of the training data."""
+    """Return what is needed to encode the columns of a table, and no more of the training data."""
     wanted = ("kind", "name", "median", "categories", "other", "indicator")
     columns = model.encoder.described()["columns"]
     return [{name: column[name] for name in wanted if name in column} for column in columns]
 
 
 def _calibrated(scores: NDArray[np.float64] | None, levels: Sequence[float]) -> float | None:
-    """Half the width of the calibrated interval between the outer levels in standard deviations, if there is one."""
+    """Return half the width of the calibrated interval between the outer levels in standard deviations, or ``None``."""
     if scores is None or len(levels) < 2 or levels[0] == levels[-1] or abs(levels[0] + levels[-1] - 1) > 1e-9:
         return None
     try:
@@ -214,7 +222,7 @@ def _calibrated(scores: NDArray[np.float64] | None, levels: Sequence[float]) -> 
 
 
 def _centred(features: Any, parts: Parts) -> Any:
-    """Features without their centres; where float32 rounds a centre, the rest is subtracted from the difference."""
+    """The features minus their centres; where float32 rounds a centre, the remainder is subtracted in a second step."""
     center, scale = parts.scaling.center.numpy(), parts.scaling.scale.numpy()
     rest = center - center.astype(np.float32)
     x = features - center if center.any() else features
@@ -222,11 +230,7 @@ def _centred(features: Any, parts: Parts) -> Any:
 
 
 def _outputs(features: Any, parts: Parts, form: _Form, cross: bool) -> tuple[Any, Array, int]:
-    """Moments of what is mixed, in the target's unit: the mean times its scale, the log-variance shifted.
-
-    Returns:
-        The moments, the weights of what is mixed, and the components of each of its distributions over the noise.
-    """
+    """The moments of the mixed members in the unit of the target, their weights, and the number of nodes for each."""
     from mpgelu.export import perceptron, traced
     from mpgelu.export.layers import layers_of
 
@@ -252,13 +256,13 @@ def _outputs(features: Any, parts: Parts, form: _Form, cross: bool) -> tuple[Any
 
 
 def _limited(x: Any, limit: float) -> Any:
-    """The smooth limit of :class:`FeatureScale`."""
+    """Return the smooth limit of :class:`FeatureScale`."""
     z = x.op("Clip", -_FARTHEST, _FARTHEST)
     return z / ((z * (1 / limit)).square() + 1.0).sqrt()
 
 
 def _extrapolation(x: Any, parts: Parts) -> Any | None:
-    """Variance in the target's unit, ``(rows,)``, of rows outside the training data; see :class:`FeatureScale`."""
+    """Return the variance, in the unit of the target, of rows outside the training data; see :class:`FeatureScale`."""
     scaling, reach = parts.scaling, float(parts.scaling.reach) * parts.target_scale
     if not reach:
         return None

@@ -1,4 +1,4 @@
-"""Writing ONNX graphs as formulas: values with operators, each of which becomes one node."""
+"""Construction of ONNX graphs from formulas: values with operators, each of which adds one node."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _IR_VERSION = 10  # that of opset 20; a newer one would lock out runtimes that c
 
 
 class Graph:
-    """Nodes and constants of one ONNX graph in the making.
+    """The nodes and constants of an ONNX graph under construction.
 
     Args:
-        outer: The graph whose loop this is the body of; constants are kept there.
+        outer: The surrounding graph if this is the body of a loop; it stores the constants.
     """
 
     def __init__(self, outer: Graph | None = None) -> None:
@@ -27,11 +27,11 @@ class Graph:
         self._names: list[None] = [] if outer is None else outer._names  # as long as the names given so far
 
     def value(self, name: str) -> Value:
-        """The value of that name: an input, or what a node added by hand gives."""
+        """Return the value of a name: an input, or the output of a node that was added separately."""
         return Value(self, name)
 
     def constant(self, array: ArrayLike) -> Value:
-        """Add a constant: floating-point numbers as float32, integers as int64, booleans unchanged."""
+        """Add a constant: floating-point values as float32, integers as int64, booleans unchanged."""
         array = np.asarray(array)
         kind = {"f": np.float32, "i": np.int64}.get(array.dtype.kind, array.dtype)
         name = self.new_name()
@@ -39,11 +39,17 @@ class Graph:
         return Value(self, name)
 
     def op(self, kind: str, *inputs: Value | ArrayLike, **attributes: Any) -> Value:
-        """Add a node with one output and return its value."""
+        """Add a node with one output and return its value.
+
+        Args:
+            kind: Name of the ONNX operator.
+            *inputs: Values, or arrays that become constants.
+            **attributes: Attributes of the node.
+        """
         return self.ops(kind, 1, *inputs, **attributes)[0]
 
     def ops(self, kind: str, count: int, *inputs: Value | ArrayLike, **attributes: Any) -> tuple[Value, ...]:
-        """Add a node with several outputs."""
+        """Add a node with several outputs and return their values; see :meth:`op`."""
         names = [part.name if isinstance(part, Value) else self.constant(part).name for part in inputs]
         outputs = [self.new_name() for _ in range(count)]
         self.nodes.append(helper.make_node(kind, names, outputs, **attributes))
@@ -56,13 +62,14 @@ class Graph:
         begin: Value,
         start: Sequence[Value],
     ) -> tuple[Value, ...]:
-        """Repeat ``body``, from the number of the round and values to whether to go on and new values.
+        """Add a loop and return its final values.
 
         Args:
-            body: Adds the nodes of one round to the graph that it is given.
-            most: Number of rounds.
-            begin: Whether there is to be a first round.
-            start: Values of the first round.
+            body: Adds the nodes of one iteration to a given graph: from the iteration number and the current values to
+                whether to continue and the new values.
+            most: Largest number of iterations.
+            begin: Whether to execute a first iteration.
+            start: Initial values.
         """
         inner = Graph(self)
         count, go_on = inner.value(inner.new_name()), inner.new_name()
@@ -84,7 +91,7 @@ class Graph:
         return self.ops("Loop", len(start), most, begin, *start, body=subgraph)
 
     def include(self, model: onnx.ModelProto, *inputs: Value) -> list[Value]:
-        """Copy all nodes of another model into the graph, applied to these values, and return its outputs."""
+        """Copy all nodes of another model into the graph, applied to the given values, and return its outputs."""
         names = {part.name: value.name for part, value in zip(model.graph.input, inputs, strict=True)}
 
         def renamed(name: str) -> str:
@@ -110,12 +117,12 @@ class Graph:
         outputs: Mapping[str, tuple[Value, Sequence[str | int]]],
         metadata: Mapping[str, str],
     ) -> onnx.ModelProto:
-        """The finished, checked model without nodes that nothing needs; every value is float32.
+        """Return the finished and checked model, without unused nodes; all inputs and outputs are float32.
 
         Args:
-            inputs: Shape of each; a name stands for a size known when the graph runs.
-            outputs: Value, which a node must give and no other output be, and shape of each.
-            metadata: Texts kept with the graph.
+            inputs: Shape of each input by name; a string stands for a size that is known when the graph runs.
+            outputs: Value and shape of each output by name. Each value must be the output of a distinct node.
+            metadata: Texts stored with the graph.
         """
         final = {name: value.name for name, (value, _) in outputs.items()}
         nodes = _renamed(_needed(self.nodes, final.values()), {value: name for name, value in final.items()})
@@ -135,13 +142,13 @@ class Graph:
         return model
 
     def new_name(self) -> str:
-        """A name that nothing else in the graph has."""
+        """Return a name that is unique in the graph."""
         self._names.append(None)
         return f"v{len(self._names)}"
 
 
 def _inputs(node: onnx.NodeProto) -> Iterator[str]:
-    """Names of what a node takes, also inside its body."""
+    """Iterate over the names of the inputs of a node, including those of the nodes in its body."""
     yield from node.input
     for attribute in node.attribute:
         for inner in attribute.g.node:
@@ -149,7 +156,7 @@ def _inputs(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def _needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
-    """The nodes that lead to outputs."""
+    """Return the nodes on which the outputs depend."""
     wanted, found = set(outputs), []
     for node in reversed(nodes):
         if wanted.intersection(node.output):
@@ -159,7 +166,7 @@ def _needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onn
 
 
 def _renamed(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> list[onnx.NodeProto]:
-    """Copies of nodes with other names of some values, also inside their bodies."""
+    """Return copies of nodes with some values renamed, also in their bodies."""
     copies = []
     for node in nodes:
         copy = onnx.NodeProto()
@@ -176,10 +183,10 @@ def _renamed(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> list[
 
 
 class Value:
-    """What one node gives; operators and methods add further nodes.
+    """The output of a node; operators and methods add further nodes.
 
     Args:
-        graph: That it belongs to.
+        graph: The graph of the node.
         name: Name of the value in the graph.
     """
 
@@ -189,53 +196,53 @@ class Value:
         self.graph, self.name = graph, name
 
     def op(self, kind: str, *others: Value | ArrayLike, **attributes: Any) -> Value:
-        """A node with this value as its first input."""
+        """Add a node with this value as its first input and return its value."""
         return self.graph.op(kind, self, *others, **attributes)
 
     def __add__(self, other: Value | ArrayLike) -> Value:
-        """The sum."""
+        """Return the sum."""
         return self.op("Add", other)
 
     def __sub__(self, other: Value | ArrayLike) -> Value:
-        """The difference."""
+        """Return the difference."""
         return self.op("Sub", other)
 
     def __rsub__(self, other: ArrayLike) -> Value:
-        """The difference from a constant."""
+        """Return the difference from a constant."""
         return self.graph.op("Sub", other, self)
 
     def __mul__(self, other: Value | ArrayLike) -> Value:
-        """The product."""
+        """Return the elementwise product."""
         return self.op("Mul", other)
 
     def __truediv__(self, other: Value | ArrayLike) -> Value:
-        """The quotient."""
+        """Return the quotient."""
         return self.op("Div", other)
 
     def __matmul__(self, other: Value | ArrayLike) -> Value:
-        """The matrix product."""
+        """Return the matrix product."""
         return self.op("MatMul", other)
 
     def square(self) -> Value:
-        """The square."""
+        """Return the square."""
         return self * self
 
     def sqrt(self) -> Value:
-        """The root."""
+        """Return the square root."""
         return self.op("Sqrt")
 
     def exp(self) -> Value:
-        """The exponential."""
+        """Return the exponential."""
         return self.op("Exp")
 
     def reshape(self, *shape: int) -> Value:
-        """Reshape; 0 keeps a dimension and -1 is inferred, as in ONNX."""
+        """Return the value in another shape; 0 keeps a dimension and -1 is inferred, as in ONNX."""
         return self.op("Reshape", shape)
 
     def take(self, index: int) -> Value:
-        """One entry of the first dimension, which vanishes."""
+        """Return one entry of the first dimension, which is removed."""
         return self.op("Gather", index, axis=0)
 
     def pick(self, indices: Sequence[int]) -> Value:
-        """Some entries of the first dimension."""
+        """Return some entries of the first dimension."""
         return self.op("Gather", indices, axis=0)

@@ -1,4 +1,4 @@
-"""Perceptrons as the numbers of their layers, all networks of an ensemble at once."""
+"""The layers of perceptrons as arrays, for all networks of an ensemble at once."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Layer:
-    """One linear layer of M networks with the mask before it.
+    """One linear layer of M networks with the dropout mask before it.
 
     Args:
-        weight: ``(M, before, after)``.
-        bias: ``(M, 1, after)``.
+        weight: Weights, ``(M, before, after)``.
+        bias: Biases, ``(M, 1, after)``.
         gain: Mean of the mask, ``(M, 1, 1)``.
         noise: Variance of the mask, ``(M, 1, 1)``.
-        weight_variance: As ``weight``, or ``None`` if the weights are known.
-        bias_variance: As ``bias``.
+        weight_variance: Variances of the weights, in their shape; ``None`` if the weights are known.
+        bias_variance: Variances of the biases, in their shape.
     """
 
     weight: Array
@@ -49,12 +49,12 @@ class Layer:
 
     @property
     def mean_weight(self) -> Array:
-        """Weights for mean and fluctuations before the mask: the weights times the mask's mean g."""
+        """Weights of the mean and the fluctuations before the mask: the weights times the mean g of the mask."""
         return self.weight * self.gain
 
     @property
     def noise_weight(self) -> Array:
-        """Weights for the fluctuations that the mask adds to a known value: the weights times the mask's deviation."""
+        """Weights of the fluctuations that the mask adds to a known value: the weights times its standard deviation."""
         return self.weight * np.sqrt(self.noise)
 
     @property
@@ -64,20 +64,24 @@ class Layer:
         return (self.gain**2 + self.noise) * self.weight_variance
 
     def of_inputs(self, scale: Array) -> Layer:
-        """The layer for inputs that are ``scale`` times as large, ``(before,)``."""
+        """Return the layer for inputs that are multiplied by ``scale``, ``(before,)``."""
         by = scale[:, None]
         variance = None if self.weight_variance is None else self.weight_variance / by**2
         return replace(self, weight=self.weight / by, weight_variance=variance)
 
     def scaled(self, scale: Array, shift: Array) -> Layer:
-        """The layer with its outputs multiplied by ``scale`` and then shifted, ``(after,)``."""
+        """The layer with its outputs multiplied by ``scale`` and then shifted by ``shift``, ``(after,)`` each."""
         variance = None if self.weight_variance is None else self.weight_variance * scale**2
         weight, bias = self.weight * scale, self.bias * scale + shift
         return Layer(weight, bias, self.gain, self.noise, variance, self.bias_variance * scale**2)
 
 
 def layers_of(networks: Sequence[nn.Module]) -> list[Layer] | None:
-    """The networks layer by layer, if they are linear layers with MP-GELU between them and dropout before any."""
+    """Return the layers of MP-GELU perceptrons, or ``None`` if a network has another structure.
+
+    Args:
+        networks: M networks of the same architecture.
+    """
     each = [_parts(network) for network in networks]
     if any(parts is None for parts in each):
         return None
@@ -92,7 +96,7 @@ def layers_of(networks: Sequence[nn.Module]) -> list[Layer] | None:
 
 
 def _parts(network: nn.Module) -> list[tuple[Tensor, ...]] | None:
-    """Weight, bias, their variances, mean and variance of the mask of every linear layer."""
+    """Return weight, bias, their variances, and mean and variance of the mask of every linear layer."""
     found = perceptron_of(describe(network)) if is_describable(network) else None
     if found is None or found.nonlinearity not in (None, Description("MPGELU")):
         return None
@@ -100,6 +104,7 @@ def _parts(network: nn.Module) -> list[tuple[Tensor, ...]] | None:
 
 
 def _numbers(network: nn.Module, layer: MaskedLinear) -> tuple[Tensor, ...]:
+    """Return the tensors of one linear layer and its mask in float64."""
     module = network.get_submodule(layer.name)
     assert isinstance(module, Linear | GaussianLinear)
     weight = module.weight.double()

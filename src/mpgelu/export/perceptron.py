@@ -32,10 +32,10 @@ OF_FLUCTUATIONS = np.sqrt([1.0, 0.5])  # scales of the outputs' fluctuations: th
 class Outputs(NamedTuple):
     """Moments of the outputs of M networks in the graph, without the dimension M if it is 1.
 
-    Args:
-        mean: ``(outputs, M, rows)``.
-        variance: Variances of the outputs times ``OF_FLUCTUATIONS``, of the same shape.
-        correlated: Whether a third row follows, which holds the covariance in ``variance`` and is unused in ``mean``.
+    Attributes:
+        mean: Means, ``(outputs, M, rows)``.
+        variance: Variances of the outputs times ``OF_FLUCTUATIONS``, in the same shape.
+        correlated: Whether there is a third row, which is the covariance in ``variance`` and unused in ``mean``.
     """
 
     mean: Value
@@ -44,10 +44,10 @@ class Outputs(NamedTuple):
 
 
 def diagonal(x: Value, layers: Sequence[Layer]) -> Outputs:
-    """Mean and variance of every unit, correlations dropped.
+    """Return mean and variance of the outputs with diagonal moments, which drop correlations.
 
     Args:
-        x: Centred features ``(rows, n)``.
+        x: Centred features, ``(rows, n)``.
         layers: Layers of the networks.
     """
     *hidden, last = layers
@@ -64,16 +64,16 @@ def diagonal(x: Value, layers: Sequence[Layer]) -> Outputs:
 
 
 def exact(x: Value, layers: Sequence[Layer], cross: bool) -> Outputs:
-    """Mean and covariance of the outputs with every correlation kept.
+    """Return mean and covariance of the outputs with all correlations.
 
-    The covariance is a sum over independent sources of noise. Their factors are propagated forward to the hidden units,
-    because each unit needs its variance. For the outputs, which are few, gradients are propagated back to the sources
-    instead, which costs less.
+    The covariance is a sum over independent sources of noise. Their factors are propagated forward to the hidden
+    units, because each unit needs its variance. For the outputs, which are few, derivatives are propagated backward to
+    the sources instead, which costs less.
 
     Args:
-        x: Centred features ``(rows, n)``.
+        x: Centred features, ``(rows, n)``.
         layers: Layers of the networks.
-        cross: Whether the covariance of two outputs is wanted.
+        cross: Whether the covariance of two outputs is needed.
     """
     *hidden, last = layers
     inputs = _Inputs(x, x * x)
@@ -320,4 +320,5 @@ def _sum(value: Value, size: int) -> Value:
 
 
 def _plus(value: Value, more: Value | Array | float | None) -> Value:
+    """Return the sum with an optional second term."""
     return value if more is None else value + more

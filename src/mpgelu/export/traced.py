@@ -1,4 +1,4 @@
-"""Any network as nodes, by torch's own exporter."""
+"""Networks as ONNX nodes by torch's own exporter, for architectures without a graph of their own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SMALLEST = 1e-36  # close to the smallest normal float32; as a variance it is n
 
 
 def _fma(a: Any, b: Any, c: Any) -> Any:
-    """``a b + c``, which torch makes of sums with a factor and does not translate."""
+    """Return ``a b + c``, which torch generates for sums with a factor and does not translate itself."""
     from onnxscript import opset20 as op
 
     return op.Add(op.Mul(a, b), c)
@@ -35,7 +35,7 @@ def _fma(a: Any, b: Any, c: Any) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep to ourselves what torch's exporter says about itself."""
+    """Suppress the log messages and warnings of torch's exporter."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -47,7 +47,7 @@ def _quiet() -> Iterator[None]:
 
 
 class _Moments(nn.Module):
-    """Networks as a function of a plain tensor to plain tensors; no dimension M if there is one network."""
+    """Networks as a function from a plain tensor to plain tensors, without the dimension M for a single network."""
 
     def __init__(self, networks: Sequence[nn.Module], moments: type[Moments]) -> None:
         super().__init__()
@@ -67,15 +67,15 @@ class _Moments(nn.Module):
 def outputs(
     x: Value, networks: Sequence[nn.Module], moments: type[Moments], scale: Array, shift: Array, extra: Value | None
 ) -> Outputs:
-    """Moments of the networks' outputs, multiplied by ``scale`` and then shifted.
+    """Return the moments of the outputs of the networks, multiplied by ``scale`` and then shifted.
 
     Args:
-        x: Scaled features ``(rows, n)``.
+        x: Scaled features, ``(rows, n)``.
         networks: M modules from moments to moments.
-        moments: The type that they propagate.
-        scale: ``(outputs,)``.
-        shift: ``(outputs,)``.
-        extra: Variance to add to that of each mean, ``(rows,)``; ``None`` for none.
+        moments: Type of moments that they propagate.
+        scale: Gains of the outputs, ``(outputs,)``.
+        shift: Shifts of the outputs, ``(outputs,)``.
+        extra: Variance to add to that of each mean, ``(rows,)``; ``None`` for zero.
     """
     sized = (size for module in networks[0].modules() if isinstance(size := getattr(module, "in_features", 0), int))
     features, row_axis = next((size for size in sized if size), 1), int(len(networks) > 1)
@@ -94,22 +94,22 @@ def outputs(
 
 
 def _widened(variance: Value, extra: Value | None, columns: int) -> Value:
-    """Variances ``(..., rows, columns)``, the first of which is that of the mean and gains ``extra`` ``(rows,)``."""
+    """Return variances ``(..., rows, columns)`` with ``extra`` ``(rows,)`` added to the first, that of the mean."""
     return variance if extra is None else variance + extra.reshape(-1, 1) * np.eye(columns)[0]
 
 
 def member_outputs(
     x: Value, members: nn.Module, features: int, scale: Array, shift: Array, extra: Value | None
 ) -> Outputs:
-    """Moments of what a model mixes, multiplied by ``scale`` and then shifted.
+    """Return the moments of the mixed members, multiplied by ``scale`` and then shifted.
 
     Args:
-        x: Scaled features ``(rows, n)``.
-        members: From these to means and variances, ``(M, rows, 2)`` each.
+        x: Scaled features, ``(rows, n)``.
+        members: Module from these to means and variances, ``(M, rows, 2)`` each.
         features: Number n of features.
-        scale: ``(2,)``.
-        shift: ``(2,)``.
-        extra: Variance to add to that of each mean, ``(rows,)``; ``None`` for none.
+        scale: Gains of the outputs, ``(2,)``.
+        shift: Shifts of the outputs, ``(2,)``.
+        extra: Variance to add to that of each mean, ``(rows,)``; ``None`` for zero.
     """
     mean, variance = _traced(members, x, features, row_axis=1)
     variance = _widened(variance * (scale * OF_FLUCTUATIONS) ** 2, extra, len(scale))
@@ -121,10 +121,10 @@ def member_outputs(
 
 
 class _Whole(nn.Module):
-    """A model with any likelihood, from raw features to its distribution.
+    """A model with any likelihood, as a function from raw features to its distribution.
 
-    It gives mean, standard deviation and its two parts, ``(rows,)`` each, then the components of the mixture without
-    the mean: means, standard deviations and weights, ``(rows, K)`` each.
+    Outputs are mean, standard deviation and its two parts, ``(rows,)`` each, followed by means relative to the mean of
+    the mixture, standard deviations and weights of the components, ``(rows, K)`` each.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -144,11 +144,11 @@ class _Whole(nn.Module):
 
 
 def whole(x: Value, parts: Parts, levels: Sequence[float]) -> Distribution:
-    """The distribution of a model whose likelihood has no form of its own in the graph.
+    """Return the distribution of a model whose likelihood has no form of its own in the graph.
 
     Args:
-        x: Raw features ``(rows, n)``.
-        parts: The model.
+        x: Raw features, ``(rows, n)``.
+        parts: The parts of the model.
         levels: Probabilities of the quantiles.
     """
     module, features = _Whole(parts), len(parts.feature_names)

@@ -153,7 +153,10 @@ def _of_members(members: nn.Module, x: Tensor) -> tuple[Tensor, dict[_Source, Te
         mean, variance = (part.double() for part in members(x))
     weights = torch.as_tensor(members.weights)
     noise, means = HeteroscedasticGaussian().noise(DiagonalMoments(mean, variance)), MeanAndLogVariance.of(mean).mean
-    center = weights @ means
+    center, centers = weights @ means, getattr(members, "centers", None)
+    if centers is not None:  # the noise is not centred at the networks' means
+        of_networks = torch.as_tensor(centers) @ means
+        noise, means = noise + (means - of_networks).square(), of_networks
     between = weights @ (means - center).square()
     return center, {_NOISE: (weights @ noise)[:, None], _DISAGREEMENT: between[:, None]}
 

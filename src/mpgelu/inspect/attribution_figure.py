@@ -1,4 +1,4 @@
-"""The figure of what :func:`mpgelu.attribute` finds."""
+"""The figure of the result of :func:`mpgelu.attribute`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,17 @@ if TYPE_CHECKING:
 
 
 def plot_attribution(frame: pd.DataFrame, rows: Sequence[int] | None = None) -> Figure:
-    """Draw what :func:`attribute` found: stacked bars for some rows, and the sources ranked over all of them.
+    """Draw the sources of variance: stacked bars for some rows, and a ranking over all rows.
 
     Args:
         frame: The result of :func:`attribute`.
-        rows: Which to draw as bars; by default eight from the smallest to the largest variance.
+        rows: Rows to draw as bars; by default eight from the smallest to the largest variance.
+
+    Returns:
+        A matplotlib figure, which is not shown.
+
+    Raises:
+        InputError: A row does not exist.
     """
     from matplotlib import colormaps
     from matplotlib.figure import Figure
@@ -48,9 +54,10 @@ def plot_attribution(frame: pd.DataFrame, rows: Sequence[int] | None = None) -> 
 
 
 def _grouped(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with a further column ``source``, which joins kind and layer."""
+    """Return the frame with an additional column ``source``, which joins kind and layer."""
     return frame.assign(source=(frame.kind + " " + frame.layer.where(frame.kind != "input", "")).str.strip())
 
 
 def _names(frame: pd.DataFrame) -> pd.Series:
+    """Return the name of the source and unit of each line."""
     return (_grouped(frame).source + " " + frame.unit).str.strip()

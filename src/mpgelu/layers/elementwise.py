@@ -38,7 +38,7 @@ class Elementwise(nn.Module):
 
 @layers.register()
 class GELU(Elementwise):
-    """``torch.nn.GELU`` that also accepts moments: the mean is a closed form, the variance is computed by quadrature."""
+    """``torch.nn.GELU`` that also accepts moments: the mean is a closed form, the variance is quadrature."""
 
     def __init__(self) -> None:
         super().__init__(activations.GELU())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,20 @@ from mpgelu.predictive import Predictive
 from mpgelu.registry import Registry
 
 likelihoods: Registry[Likelihood] = Registry("likelihood")
+
+
+class NoisePart(NamedTuple):
+    """One component of noise that is a mixture of Gaussians.
+
+    Attributes:
+        share: Weight of the component.
+        log_variance: Log-variance, ``(*batch,)``.
+        offset: Mean of the component minus that of the noise, ``(*batch,)``; ``None`` stands for zero.
+    """
+
+    share: float
+    log_variance: Tensor
+    offset: Tensor | None = None
 
 
 class Likelihood(nn.Module):
@@ -55,7 +69,7 @@ class Likelihood(nn.Module):
         return self.predictive(moments, 2).variance
 
     def noise(self, moments: Moments | Tensor) -> Tensor:
-        """Return the aleatoric part of the variance, the expected variance of the target given the outputs, ``(*batch,)``.
+        """The aleatoric part of the variance, the expected variance of the target given the outputs, ``(*batch,)``.
 
         Args:
             moments: Moments of the outputs, mean ``(*batch, outputs)``.
@@ -73,7 +87,7 @@ class Likelihood(nn.Module):
         return self.predictive(moments, 2).matched()
 
     def mean_direction(self, moments: Moments) -> Tensor:
-        """Return the derivative of the mean of the target by the outputs, ``(*batch, outputs)``, which attribution uses.
+        """The derivative of the mean of the target by the outputs, ``(*batch, outputs)``, which attribution uses.
 
         The default is that of a mean which is the first output.
 
@@ -84,7 +98,7 @@ class Likelihood(nn.Module):
         first[..., 0] = 1
         return first
 
-    def gaussians(self, log_variance: Tensor, known: bool) -> list[tuple[float, Tensor]] | None:
+    def gaussians(self, log_variance: Tensor, known: bool) -> list[NoisePart] | None:
         """Return the noise as a mixture of Gaussians around the mean, which is the first of two outputs.
 
         Kernels and graphs that implement heteroscedastic Gaussian noise can then evaluate this likelihood too. The
@@ -95,7 +109,7 @@ class Likelihood(nn.Module):
             known: Whether this output is known exactly. If it is Gaussian, only a shift of it keeps it Gaussian.
 
         Returns:
-            Weight and log-variance of each Gaussian, with weights that sum to one; or ``None``.
+            Gaussians whose weights sum to one, and whose offsets have mean zero; or ``None``.
         """
         return None
 

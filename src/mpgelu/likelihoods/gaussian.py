@@ -52,7 +52,7 @@ class Gaussian(Likelihood):
         return self.log_noise_variance.exp()
 
     def expected_log_prob(self, moments: Moments | Tensor, y: Tensor) -> Tensor:
-        r"""Return the expectation of :math:`\log p(y \mid h)` over :math:`h \sim N(\mu, s^2)`, ``(*batch,)``; a closed form.
+        r"""The expectation of :math:`\log p(y \mid h)` over :math:`h \sim N(\mu, s^2)`, ``(*batch,)``; a closed form.
 
         .. math:: -\tfrac12 \Big\{ \log 2\pi\sigma^2 + \frac{s^2 + (\mu - y)^2}{\sigma^2} \Big\}
 

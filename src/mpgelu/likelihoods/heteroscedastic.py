@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from mpgelu.likelihoods.base import Likelihood, likelihoods
+from mpgelu.likelihoods.base import Likelihood, NoisePart, likelihoods
 from mpgelu.likelihoods.outputs import MeanAndLogVariance, as_moments, check_target
 from mpgelu.moments import Moments
 from mpgelu.predictive import Predictive
@@ -28,7 +28,7 @@ class HeteroscedasticGaussian(Likelihood):
     outputs = 2
 
     def expected_log_prob(self, moments: Moments | Tensor, y: Tensor) -> Tensor:
-        r"""Return the expectation of :math:`\log p(y \mid h)` over :math:`h \sim N(\mu, S)`, ``(*batch,)``; a closed form.
+        r"""The expectation of :math:`\log p(y \mid h)` over :math:`h \sim N(\mu, S)`, ``(*batch,)``; a closed form.
 
         .. math:: -\tfrac12 \Big\{ \log 2\pi + \mu_2
             + \big(S_{11} + (\mu_1 - S_{12} - y)^2\big)\, e^{S_{22}/2 - \mu_2} \Big\}
@@ -51,7 +51,7 @@ class HeteroscedasticGaussian(Likelihood):
         return -0.5 * (math.log(2 * math.pi) + log_variance + (covariance[..., 0, 0] + error * error) * precision)
 
     def predictive(self, moments: Moments | Tensor, nodes: int = 32) -> Predictive:
-        """Return the distribution of y: a mixture over the log-variance, each component Gaussian; see :class:`Predictive`.
+        """The distribution of y: a mixture over the log-variance, each component Gaussian; see :class:`Predictive`.
 
         Args:
             moments: Moments of the two outputs, mean ``(*batch, 2)``; a tensor of known outputs gives a single
@@ -75,9 +75,9 @@ class HeteroscedasticGaussian(Likelihood):
         moments = as_moments("HeteroscedasticGaussian.noise", moments, 2)
         return (moments.mean[..., 1] + moments.variance[..., 1] / 2).exp()
 
-    def gaussians(self, log_variance: Tensor, known: bool) -> list[tuple[float, Tensor]] | None:
+    def gaussians(self, log_variance: Tensor, known: bool) -> list[NoisePart] | None:
         """Return the noise as one Gaussian; a subclass that overrides :meth:`predictive` must override this method too."""
-        return [(1.0, log_variance)] if type(self).predictive is HeteroscedasticGaussian.predictive else None
+        return [NoisePart(1.0, log_variance)] if type(self).predictive is HeteroscedasticGaussian.predictive else None
 
     @staticmethod
     def in_unit(scale: float, offset: float) -> tuple[list[float], list[float]]:

@@ -111,7 +111,7 @@ class GaussianMixture(Likelihood):
         weight[1:].mul_(0.1)
         bias.zero_()
         if count > 1:
-            bias[1 + count : 1 + 2 * count] = torch.linspace(-1, 1, count)
+            bias[1 + count : 1 + 2 * count] = torch.linspace(-1, 1, count, device=bias.device)
         bias[1 + 2 * count :] = math.log(0.25)
 
     def _joint(self, moments: Moments) -> _Joint:

@@ -13,7 +13,7 @@ from mpgelu.errors import InputError
 from mpgelu.moments.base import Moments, Replacement
 from mpgelu.moments.checks import check_mean, check_spread, check_vector
 from mpgelu.moments.diagonal import DiagonalMoments
-from mpgelu.moments.products import contract, gram
+from mpgelu.moments.products import combine, contract, gram
 
 _TABLE_LIMIT = 2**24  # entries of a product table kept to treat all rows in one matrix product
 
@@ -71,7 +71,7 @@ class Block:
     def marginal_variance(self) -> Tensor:
         """Contribution of this block to the marginal variances, ``(*batch, n)``."""
         shared = self.factor.dim() == 2
-        marginal = self.variance @ self.factor.square() if shared else contract(self.variance, self.factor)
+        marginal = combine(self.variance, self.factor.square()) if shared else contract(self.variance, self.factor)
         return marginal if self.gain is None else marginal * self.gain.square()
 
     @property
@@ -80,7 +80,7 @@ class Block:
         n = self.factor.shape[-1]
         if self.factor.dim() == 2 and self.factor.numel() * n <= _TABLE_LIMIT:
             products = (self.factor.unsqueeze(-1) * self.factor.unsqueeze(-2)).flatten(1)  # (rank, n * n)
-            covariance = (self.variance @ products).view(*self.variance.shape[:-1], n, n)
+            covariance = combine(self.variance, products).view(*self.variance.shape[:-1], n, n)
         else:
             covariance = gram(self.variance, self.factor)
         return covariance if self.gain is None else covariance * self.gain.unsqueeze(-1) * self.gain.unsqueeze(-2)

@@ -61,7 +61,7 @@ class Perceptrons:
 
 
 def can_take(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether the kernels can take these tensors: on the CPU, of one dtype, neither traced nor in forward mode."""
+    """Return whether the kernels accept tensors: plain, on the CPU, of one dtype, not traced, not in forward mode."""
     plain = all(tensor.dtype == dtype and tensor.is_cpu for tensor in tensors)
     return plain and values_are_visible(*tensors) and available()
 
@@ -139,7 +139,7 @@ class _Call:
         def part(models: slice) -> Callable[[], None]:
             def run_part() -> None:
                 given, made = ([tensor[models] for tensor in tensors] for tensors in (inputs, results))
-                workspace = torch.empty(room, dtype=torch.float32)
+                workspace = torch.empty(room, dtype=torch.float32, device="cpu")
                 run(f"{self.kernel}_{direction}", (len(given[0]), *sizes), given, (*made, workspace))
 
             return run_part

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -78,15 +78,21 @@ def job_count(n_jobs: int | None) -> int:
         n_jobs: As in scikit-learn, within the limits that joblib sets to what runs inside it; ``None`` for all cores
             that torch may use, which ``OMP_NUM_THREADS`` and ``torch.set_num_threads`` limit.
     """
-    from joblib import parallel_config
-    from joblib.parallel import get_active_backend
+    from joblib import effective_n_jobs, parallel_config
 
-    backend, _ = get_active_backend(prefer="threads")
-    if not backend.supports_sharedmem:  # it counts workers elsewhere
+    if workers_elsewhere() is not None:
         with parallel_config("threading"):
             return job_count(n_jobs)
-    found: int = backend.effective_n_jobs(-1 if n_jobs is None else n_jobs)
+    found: int = effective_n_jobs(-1 if n_jobs is None else n_jobs)
     return min(found, torch.get_num_threads()) if n_jobs is None else found
+
+
+def workers_elsewhere() -> tuple[Any, int | None] | None:
+    """Backend of joblib and its number of jobs, if ``joblib.parallel_config`` names one of other processes."""
+    from joblib.parallel import get_active_backend
+
+    backend, n_jobs = get_active_backend(prefer="threads")
+    return None if getattr(backend, "supports_sharedmem", False) else (backend, n_jobs)
 
 
 _limits = threading.Lock()

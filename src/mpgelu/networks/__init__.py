@@ -1,4 +1,4 @@
-"""Networks built from layers: perceptrons, the paper's networks, many networks as one, many rows in bounded memory."""
+"""Networks built from layers: perceptrons, the networks of the paper, stacks of networks, and prediction in chunks."""
 
 from mpgelu.networks.mlp import Nonlinearity, network, paper_network
 from mpgelu.networks.parts import Parts, feature_names, parts_of

@@ -15,30 +15,36 @@ from mpgelu.layers import MPGELU, Elementwise, Linear, Periodic, ReLU, Scale
 
 @singledispatch
 def batched(layer: nn.Module, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-    """Outputs of a layer of M networks, each on its own input.
+    """Return the outputs of one layer of M networks, each on its own input.
 
-    A stack whose layers all have such a form runs tensors by them; others run by ``vmap``.
+    A :class:`Stack` whose layers all have such a form runs plain tensors through them; other stacks use ``vmap``.
 
     Args:
-        layer: Layer of one of the networks; its settings count, its parameters do not.
-        x: ``(M, rows, n)``.
+        layer: The layer of one of the networks, for its settings; its parameters are not used.
+        x: Inputs, ``(M, rows, n)``.
         state: Parameters and buffers of the layer by name, each ``(M, ...)``.
+
+    Returns:
+        Outputs, ``(M, rows, outputs)``.
+
+    Raises:
+        MissingRuleError: The type of the layer has no registered form.
     """
     raise MissingRuleError(f"batched: no form of {type(layer).__name__}; register one with @batched.register")
 
 
 def has_batched_form(network: nn.Module) -> bool:
-    """Whether a network is a sequence of layers that all have a form here."""
+    """Return whether a network is a sequence of layers that all have a form here."""
     missing = batched.dispatch(object)
     return type(network) is nn.Sequential and all(batched.dispatch(type(layer)) is not missing for layer in network)
 
 
 def run(network: nn.Module, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-    """Outputs of M networks, ``(M, rows, outputs)``, by the forms of their layers.
+    """Return the outputs of M networks, ``(M, rows, outputs)``.
 
     Args:
-        network: One of them, which :func:`has_batched_form`.
-        x: ``(M, rows, n)``.
+        network: One of the networks, for which :func:`has_batched_form` is true.
+        x: Inputs, ``(M, rows, n)``.
         state: Parameters and buffers by their names in the network, each ``(M, ...)``.
     """
     parts: dict[str, dict[str, Tensor]] = {}
@@ -53,7 +59,8 @@ def run(network: nn.Module, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
 @batched.register
 def _(layer: Linear, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
     weight = state["weight"].mT
-    return torch.baddbmm(state["bias"].unsqueeze(1), x, weight) if "bias" in state else torch.bmm(x, weight)
+    result = torch.baddbmm(state["bias"].unsqueeze(1), x, weight) if "bias" in state else torch.bmm(x, weight)
+    return result if result.dtype == x.dtype else result.to(x.dtype)  # inside torch.autocast
 
 
 @batched.register

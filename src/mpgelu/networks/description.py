@@ -1,8 +1,8 @@
-"""A network as data: the form that files hold, and that fast paths and export match.
+"""Networks as data: the form that files store, and that fast paths and export match against.
 
-One recogniser, :func:`describe`, turns a network into a :class:`Description`; one builder, :func:`build`, turns it back
-into a network of fresh parameters. :func:`perceptron_of` answers whether a description is a plain perceptron, which the
-compiled kernels and the ONNX graph do in one piece; whatever it does not match runs through the rules.
+One recogniser, :func:`describe`, turns a network into a :class:`Description`; one builder, :func:`build`, turns it
+into a network of uninitialised parameters. :func:`perceptron_of` recognises the plain perceptrons that the compiled
+kernels and the ONNX graph evaluate as a whole; all other networks run through the rules.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from mpgelu.layers import layers
 
 @dataclass(frozen=True)
 class Description:
-    """A layer, or a container with the descriptions of what it contains.
+    """A layer, or a container with the descriptions of its children.
 
     Args:
         kind: Registered name of the type.
-        settings: Arguments that build the layer again; parameters and buffers are not among them.
-        children: What a container holds, in order.
+        settings: Constructor arguments of the layer, without parameters and buffers.
+        children: Descriptions of what a container holds, in order.
     """
 
     kind: str
@@ -33,16 +33,19 @@ class Description:
     children: tuple[Description, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The same as what JSON can hold."""
+        """Return the description as nested dictionaries and lists that JSON can represent."""
         children = {"children": [child.as_json() for child in self.children]} if self.children else {}
         return {"kind": self.kind, **self.settings, **children}
 
     @staticmethod
     def from_json(text: Any) -> Description:
-        """What :meth:`as_json` gave, read back.
+        """Return the description that :meth:`as_json` has written.
+
+        Args:
+            text: The parsed JSON.
 
         Raises:
-            DataError: It is something else.
+            DataError: The structure is not that of a description.
         """
         if not isinstance(text, dict) or not isinstance(text.get("kind"), str):
             raise DataError(f"the description of a network must name the kind of each layer, got {str(text)[:60]!r}")
@@ -53,7 +56,7 @@ class Description:
         return Description(text["kind"], settings, tuple(map(Description.from_json, children)))
 
     def leaves(self, path: str = "") -> Iterator[tuple[str, Description]]:
-        """Every layer that contains no other, with the name it has in the network."""
+        """Iterate over the layers without children, each with its name in the network."""
         if not self.children:
             yield path, self
         for position, child in enumerate(self.children):
@@ -61,10 +64,19 @@ class Description:
 
 
 def describe(network: nn.Module) -> Description:
-    """The description of a network.
+    """Return the description of a network.
+
+    Args:
+        network: A registered layer, or an ``nn.Sequential`` of such layers.
 
     Raises:
         InputError: A layer is of a type that is not registered.
+
+    Example:
+        >>> from mpgelu.layers import Linear
+        >>> describe(nn.Sequential(Linear(3, 2)))
+        Description(kind='Sequential', settings={}, children=(Description(kind='Linear', settings={'in_features': 3,
+            'out_features': 2, 'bias': True}, children=()),))
     """
     found = layers.describe(network)
     children = network.children() if isinstance(network, nn.Sequential) else ()
@@ -72,17 +84,22 @@ def describe(network: nn.Module) -> Description:
 
 
 def is_describable(network: nn.Module) -> bool:
-    """Whether every layer is of a registered type, and containers number their layers as torch does."""
+    """Return whether every layer is of a registered type and every container numbers its layers as torch does."""
     inside = list(network.named_children()) if isinstance(network, nn.Sequential) else []
     numbered = [name for name, _ in inside] == [str(position) for position in range(len(inside))]
     return type(network) in layers and numbered and all(is_describable(child) for _, child in inside)
 
 
 def build(description: Description) -> nn.Module:
-    """A network of this description, with parameters on the device "meta": load a state into it, assigned.
+    """Return a network of a description, with parameters on the device "meta".
+
+    Load a state with ``load_state_dict(state, assign=True)`` before use.
+
+    Args:
+        description: The description of the network.
 
     Raises:
-        DataError: A kind is not registered, or its settings are not those of the type.
+        DataError: A kind is not registered, or its settings are not accepted by the type.
     """
     children = [build(child) for child in description.children]
     make = layers.type_of(description.kind)
@@ -95,14 +112,14 @@ def build(description: Description) -> nn.Module:
 
 @dataclass(frozen=True)
 class MaskedLinear:
-    """Where a perceptron keeps one linear layer and the dropout before it.
+    """The position of one linear layer in a perceptron, and of the dropout before it.
 
     Args:
         name: Name of the linear layer in the network.
         gaussian: Whether its weights are random.
-        bias: Whether it has one.
-        dropout: Name of the dropout layer before it; ``None`` for none.
-        rescale: Setting ``rescale`` of the dropout.
+        bias: Whether it has a bias.
+        dropout: Name of the dropout layer before it; ``None`` if there is none.
+        rescale: The setting ``rescale`` of the dropout.
     """
 
     name: str
@@ -114,11 +131,11 @@ class MaskedLinear:
 
 @dataclass(frozen=True)
 class Perceptron:
-    """Linear layers with one nonlinearity between them and dropout before any.
+    """Linear layers with the same nonlinearity between any two of them, and optional dropout before each.
 
     Args:
-        layers: In order.
-        nonlinearity: What stands between two of them; ``None`` if there is only one.
+        layers: The linear layers, in order.
+        nonlinearity: The nonlinearity; ``None`` for a single layer.
     """
 
     layers: tuple[MaskedLinear, ...]
@@ -126,7 +143,7 @@ class Perceptron:
 
 
 def perceptron_of(description: Description) -> Perceptron | None:
-    """The layers of a plain perceptron, or ``None`` for any other network."""
+    """Return the structure of a plain perceptron, or ``None`` for any other network."""
     if description.kind != "Sequential" or any(child.children for child in description.children):
         return None
     found: list[MaskedLinear] = []
@@ -151,10 +168,14 @@ def perceptron_of(description: Description) -> Perceptron | None:
 
 
 def check_describable(caller: str, network: nn.Module) -> Description:
-    """The description of a network that must have one.
+    """Return the description of a network that must have one.
+
+    Args:
+        caller: Name of the function that the error message starts with.
+        network: The network.
 
     Raises:
-        InputError: It has none; the message names the first layer that is in the way.
+        InputError: The network cannot be described; the message names the first obstacle.
     """
     if is_describable(network):
         return describe(network)

@@ -25,21 +25,24 @@ def network(
     gaussian_weights: bool = False,
     embedding: float | None = None,
 ) -> nn.Sequential:
-    """A multilayer perceptron for moments: dropout before every linear layer, a nonlinearity between them.
+    """Return a multilayer perceptron for moments: dropout before every linear layer, a nonlinearity between them.
 
-    What it computes depends only on what it is given: a tensor runs the ordinary deterministic network,
-    moments run the random one.
+    The type of the input decides what is computed: a tensor runs the ordinary deterministic network, moments run the
+    random one.
 
     Args:
         in_features: Number of input features.
-        hidden: Width of each hidden layer, any number of them.
+        hidden: Widths of the hidden layers, any number of them.
         outputs: 2 for mean and log-variance (:class:`HeteroscedasticGaussian`), 1 for the mean (:class:`Gaussian`).
-        nonlinearity: ``"mpgelu"``, ``"relu"`` (with exact covariance), or a function without arguments that makes one
-            layer, for example :class:`mpgelu.layers.Tanh` itself; it is called once for each hidden layer.
-        rate: Dropout rate, rescaled as in torch; 0 leaves the dropout layers out.
-        gaussian_weights: Use :class:`GaussianLinear`, whose weights are random too.
-        embedding: Standard deviation of the starting frequencies of a :class:`Periodic` embedding of the features, in
+        nonlinearity: ``"mpgelu"``, ``"relu"`` (with exact covariance), or a function without arguments that returns a
+            new layer, such as the class :class:`mpgelu.layers.Tanh`; it is called once for each hidden layer.
+        rate: Dropout rate, rescaled as in torch; 0 omits the dropout layers.
+        gaussian_weights: Whether to use :class:`GaussianLinear`, whose weights are random too.
+        embedding: Standard deviation of the initial frequencies of a :class:`Periodic` embedding of the features, in
             cycles per unit; ``None`` for no embedding.
+
+    Raises:
+        InputError: A size is not a positive whole number, or the nonlinearity is not known.
 
     Example:
         >>> import torch, mpgelu
@@ -74,20 +77,23 @@ def paper_network(
     width: int = 20,
     relu_dropout: Literal["each", "input"] = "each",
 ) -> nn.Sequential:
-    """The networks of the paper: two hidden layers of 20 units, dropout without rescaling.
+    """Return a network of the paper: two hidden layers of 20 units, dropout without rescaling.
 
-    MP-GELU has dropout on the input alone, since the nonlinearity is one; ReLU has it before every dense layer, and
-    takes its covariance by the DVI approximation. Weights start Glorot-uniform and biases at zero, which lands on
-    the paper's numbers.
+    The MP-GELU network has dropout on the input only, because the nonlinearity is itself a mask. The ReLU network has
+    it before every dense layer, and uses the DVI approximation of the covariance. Weights are initialised
+    Glorot-uniform and biases at zero, which reproduces the numbers of the paper.
 
     Args:
-        in_features: Q, the number of input features.
+        in_features: Number of input features, Q in the paper.
         outputs: 2 (mean and log-variance) or 1.
         nonlinearity: ``"mpgelu"`` or ``"relu"``.
         rate: Dropout rate.
-        width: Units in each hidden layer.
-        relu_dropout: Where the ReLU network has dropout, before "each" dense layer as in the paper, or on the "input"
-            alone, as the MP-GELU network always has it.
+        width: Number of units in each hidden layer.
+        relu_dropout: Where the ReLU network has dropout: before ``"each"`` dense layer, as in the paper, or on the
+            ``"input"`` only, as the MP-GELU network always has it.
+
+    Raises:
+        InputError: A size is not a positive whole number, or a name is not known.
     """
     if relu_dropout not in ("each", "input"):
         raise InputError(f"paper_network: relu_dropout must be 'each' or 'input', got {relu_dropout!r}")
@@ -106,7 +112,7 @@ def paper_network(
 
 
 def _nonlinearity(choice: Nonlinearity | Callable[[], nn.Module]) -> nn.Module:
-    """A new layer by its name or from its factory."""
+    """Return a new layer for a name or from a factory."""
     if isinstance(choice, nn.Module):
         raise InputError(
             f"network: nonlinearity must be a name or a function that makes a layer, got the layer {choice}; "
@@ -121,6 +127,7 @@ def _nonlinearity(choice: Nonlinearity | Callable[[], nn.Module]) -> nn.Module:
 
 
 def _named_nonlinearity(caller: str, name: str, covariance: Literal["exact", "dvi"]) -> nn.Module:
+    """Return a new layer for one of the two names."""
     if name == "mpgelu":
         return MPGELU()
     if name == "relu":
@@ -129,6 +136,7 @@ def _named_nonlinearity(caller: str, name: str, covariance: Literal["exact", "dv
 
 
 def _check_sizes(caller: str, *, in_features: int, outputs: int, hidden: Sequence[int]) -> None:
+    """Raise if a size is not a positive whole number."""
     if not isinstance(hidden, Iterable) or isinstance(hidden, str):  # type: ignore[unreachable]
         raise InputError(
             f"{caller}: hidden must be a sequence with the width of each hidden layer, got {hidden!r}"

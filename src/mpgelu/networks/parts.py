@@ -1,4 +1,4 @@
-"""What a model is made of, be it an estimator, an ensemble or one network: the same view for all instruments."""
+"""A common view of all models (network, ensemble, estimator, table model) for audit, attribution and export."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from mpgelu.networks.scaling import FeatureScale
 
 @dataclass(frozen=True)
 class Parts:
-    """Networks for scaled data, their weights, and the scales of the data.
+    """The networks of a model, their weights, and the scales of the data.
 
     Attributes:
-        networks: M modules.
+        networks: M networks that take scaled features.
         weights: Weights of the networks, ``(M,)``, float64, summing to one.
-        likelihood: What their outputs mean.
+        likelihood: The likelihood that interprets their outputs.
         feature_names: Names of the n raw features.
-        scaling: From raw features to what the networks take.
-        target_mean: In the unit of the target.
-        target_scale: In the unit of the target.
-        moments: The type that predictions propagate.
-        encode: From rows as users have them to raw features ``(rows, n)``.
+        scaling: Transformation of raw features to the inputs of the networks.
+        target_mean: Offset of the target, in its unit.
+        target_scale: Scale of the target, in its unit.
+        moments: Type of moments that predictions propagate.
+        encode: Function from rows as users have them to raw features ``(rows, n)``.
         calibration_scores: Sorted conformity scores, if the intervals were calibrated.
-        noise: From scaled features and the networks' two outputs to the log-variance that replaces the second one.
-        spread: Factor by which the networks are moved towards their average.
+        noise: From scaled features and the two outputs of the networks to the log-variance that replaces the second.
+        spread: Factor by which the networks are shrunk towards their average.
         whole: From raw features, their errors and a number of nodes to the distribution of the target; ``None`` for a
             network alone.
         members: From scaled features to means and variances of what the model mixes, ``(M, rows, outputs)`` each, where
-            that is more than the networks' own outputs; its attribute ``weights`` has their weights.
+            that is more than the networks' own outputs; its attribute ``weights`` has their weights, and ``centers``
+            the matrix from their means to those of their networks, ``None`` where these are equal.
     """
 
     networks: Sequence[nn.Module]
@@ -58,23 +59,27 @@ class Parts:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Precision of the networks."""
+        """Data type of the networks."""
         parameters = (parameter.dtype for network in self.networks for parameter in network.parameters())
         return next(parameters, torch.float32)
 
     def raw(self, caller: str, X: Any) -> Tensor:
-        """Rows as raw features ``(rows, n)``, float64.
+        """Return rows as raw features ``(rows, n)``, float64.
+
+        Args:
+            caller: Name of the function that the error message starts with.
+            X: Rows in any form that the model accepts.
 
         Raises:
-            InputError: Their number of features is not the model's.
+            InputError: The rows are not vectors of the features of the model.
         """
-        x = torch.tensor(np.asarray(self.encode(X), dtype=np.float64))
+        x = torch.tensor(np.asarray(self.encode(X), dtype=np.float64), device=_first_device(self.networks))
         if x.dim() != 2 or x.shape[1] != len(self.feature_names):
             raise InputError(f"{caller}: X must have shape (rows, {len(self.feature_names)}), got {tuple(x.shape)}")
         return x
 
     def scaled(self, caller: str, X: Any) -> Tensor:
-        """Rows as the networks take them, in their precision."""
+        """Return rows as inputs of the networks, in their dtype; the arguments are those of :meth:`raw`."""
         scaled: Tensor = self.scaling(self.raw(caller, X))
         return scaled.to(self.dtype)
 
@@ -88,14 +93,18 @@ def parts_of(
     likelihood: Likelihood | None = None,
     moments: type[Moments] = FactoredMoments,
 ) -> Parts:
-    """Take a model apart. Types of models are registered with ``parts_of.register``.
+    """Return the parts of a model. Further types of models are added with ``@parts_of.register``.
 
     Args:
-        model: A fitted estimator, a model of a table, an ensemble, or any module from moments to moments.
-        caller: Named in errors.
-        features: Names of the features, or how many; needed of a network that does not start with a linear layer.
-        likelihood: Likelihood of a network; by default heteroscedastic for two outputs, Gaussian of unit noise for one.
-        moments: That a network propagates.
+        model: A fitted estimator, a table model, an ensemble, or a module from moments to moments.
+        caller: Name of the function that error messages start with.
+        features: Names of the features, or their number; required for networks that do not start with a linear layer.
+        likelihood: Likelihood of a network; by default heteroscedastic for two outputs, Gaussian of unit noise for
+            one.
+        moments: Type of moments that a network propagates.
+
+    Raises:
+        InputError: The object is not a fitted model of a registered type.
     """
     what = f"{type(model).__name__}; call fit first" if hasattr(model, "fit") else type(model).__name__
     raise InputError(f"{caller}: wants a fitted estimator, an Ensemble or a network, got {what}")
@@ -114,7 +123,7 @@ def _(
     count = given or _first_size(caller, model)
     return Parts(
         networks=[model],
-        weights=torch.ones(1, dtype=torch.float64),
+        weights=torch.ones(1, dtype=torch.float64, device=_first_device([model])),
         likelihood=likelihood or _likelihood(caller, model, count),
         feature_names=feature_names(caller, features, count),
         scaling=FeatureScale.identity(count),
@@ -123,10 +132,15 @@ def _(
 
 
 def feature_names(caller: str, features: int | Sequence[str] | None, count: int) -> list[str]:
-    """The names of ``count`` features, made up where none are given.
+    """Return the names of ``count`` features; the default is ``x0``, ``x1`` and so on.
+
+    Args:
+        caller: Name of the function that the error message starts with.
+        features: The names, their number, or ``None``.
+        count: Number of features of the model.
 
     Raises:
-        InputError: There are names of another number of features.
+        InputError: The number of names is not ``count``.
     """
     names = [f"x{i}" for i in range(count)] if features is None or isinstance(features, int) else list(features)
     if len(names) != count:
@@ -134,7 +148,13 @@ def feature_names(caller: str, features: int | Sequence[str] | None, count: int)
     return names
 
 
+def _first_device(networks: Sequence[nn.Module]) -> torch.device:
+    """Where the parameters are; the CPU where there are none."""
+    return next((p.device for network in networks for p in network.parameters()), torch.device("cpu"))
+
+
 def _first_size(caller: str, network: nn.Module) -> int:
+    """Return the number of inputs of the first layer that has ``in_features``."""
     for module in network.modules():
         if isinstance(size := getattr(module, "in_features", None), int):
             return size
@@ -142,7 +162,7 @@ def _first_size(caller: str, network: nn.Module) -> int:
 
 
 def _likelihood(caller: str, network: nn.Module, features: int) -> Likelihood:
-    like = next(network.parameters(), torch.empty(0))
+    like = next(network.parameters(), torch.empty(0, device="cpu"))
     with torch.no_grad():
         outputs = network(like.new_zeros(1, features)).shape[-1]
     if outputs not in (1, 2):

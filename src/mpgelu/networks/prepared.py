@@ -13,7 +13,8 @@ Made = TypeVar("Made")
 class Prepared(Generic[Made]):
     """Something made of tensors, kept until one of them is changed or replaced; copies and files begin without it.
 
-    A change through ``tensor.data`` goes unseen, as it does by autograd.
+    A change through ``tensor.data`` goes unseen, as it does by autograd. So do the steps of torch's fused optimisers,
+    which do not count as changes: nothing is kept of tensors that require a gradient, for they may be in training.
     """
 
     def __init__(self) -> None:
@@ -22,6 +23,8 @@ class Prepared(Generic[Made]):
     def of(self, tensors: Iterable[Tensor], make: Callable[[], Made]) -> Made:
         """What ``make`` gives for these tensors, made anew only if they are not those of the last call."""
         held = list(tensors)
+        if any(tensor.requires_grad for tensor in held):
+            return make()
         try:
             seen = [(tensor.data_ptr(), tensor._version) for tensor in held]
         except RuntimeError:  # made in inference mode, where changes are not counted

@@ -1,4 +1,4 @@
-"""Predicting many rows: a network applied chunk by chunk, in bounded memory and in the processor's cache."""
+"""Prediction of many rows: a network applied to chunks of rows, in bounded memory and within the processor's cache."""
 
 from __future__ import annotations
 
@@ -25,19 +25,22 @@ def propagate(
     moments: Callable[[Tensor], Moments] = FactoredMoments.certain,
     chunk_rows: int | None = None,
 ) -> DiagonalMoments | FullMoments:
-    """Moments of a network's output for every row of ``x``, without gradients.
+    """Return the moments of the output of a network for every row of ``x``, without gradients.
 
-    The same numbers as ``network(moments(x))``, with temporaries of one chunk of rows at a time. Ten million rows need
+    The result equals ``network(moments(x))``, with temporaries of one chunk of rows at a time. Ten million rows need
     the memory of their output and no more, and large batches run faster because the chunks fit the cache.
 
     Args:
-        network: any module from moments to moments.
-        x: inputs ``(rows, features)``.
-        moments: how to start, for example ``DiagonalMoments.certain``.
-        chunk_rows: rows at a time; chosen from the sizes of the layers by default.
+        network: Any module from moments to moments.
+        x: Inputs, ``(rows, features)``.
+        moments: Function from a chunk of inputs to moments, for example ``DiagonalMoments.certain``.
+        chunk_rows: Rows in a chunk; by default chosen from the widths of the layers.
 
     Returns:
-        Diagonal moments if the network gave such, otherwise full ones (its outputs are few).
+        Diagonal moments if the network returns such, otherwise full ones, since outputs are few.
+
+    Raises:
+        InputError: The inputs are not vectors, or ``chunk_rows`` is smaller than one.
 
     Example:
         >>> import torch, mpgelu
@@ -62,11 +65,12 @@ def propagate(
 
 
 def _mean_and_spread(output: Moments) -> tuple[Tensor, Tensor]:
+    """Return the mean with the variance of diagonal moments, or with the covariance of others."""
     return output.mean, output.variance if isinstance(output, DiagonalMoments) else output.covariance
 
 
 def _chunk_rows(network: nn.Module, start: Moments) -> int:
-    """Rows whose largest temporary stays near the cache: a variance, a matrix, or the factors of the widest layer."""
+    """Return the rows whose largest temporary (variances, matrices or factors of the widest layer) fits the cache."""
     widths = [p.shape[0] for p in network.parameters() if p.dim() == 2] or [1]
     sources = {DiagonalMoments: 8, FullMoments: max(widths)}.get(type(start), start.features + sum(widths[:-3]))
     return max(_FEWEST_ROWS, _CHUNK_ENTRIES // (max(widths) * sources))

@@ -1,4 +1,4 @@
-"""From raw features to what networks take, finite and bounded however far a row lies from the training data."""
+"""The transformation of raw features to inputs of networks, finite and bounded for any row."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ FARTHEST = 1e15  # scales from the centre, whose square float32 holds
 
 
 class FeatureScale(nn.Module):
-    r"""Features in units of their spread, smoothly limited, and how far they lie outside the training data.
+    r"""Standardise features, limit them smoothly, and measure how far they lie outside the training data.
 
     .. math:: z = \frac{x - c}{s}, \qquad z \mapsto \frac{z}{\sqrt{1 + (z / l)^2}}
 
-    Near the centre this is the plain scale; far out it tends to the limit l. So a network never sees more than
-    ``limit``, and its outputs stay as bounded as on the training rows. What the limit hides comes back as variance,
-    :meth:`extrapolation`.
+    Near the centre this is a plain standardisation; far from it the result approaches the limit l. A network therefore
+    never receives values beyond ``limit``, and its outputs stay as bounded as on the training rows. The distance that
+    the limit hides is returned as a variance by :meth:`extrapolation`.
 
     Args:
-        center: Typical value c of each feature, ``(n,)``, float64.
-        scale: Spread s of each feature, ``(n,)``, positive.
-        limit: Limit of the scaled features; 1e300 for none.
+        center: Centre c of each feature, ``(n,)``, float64.
+        scale: Positive scale s of each feature, ``(n,)``.
+        limit: Limit l of the scaled features; 1e300 for none.
         lower: Smallest scaled value of each feature in the training rows, before the limit, ``(n,)``.
-        upper: The largest, ``(n,)``.
-        reach: Standard deviation of the target, in its own scale, that one logarithmic unit of distance adds.
+        upper: Largest such value, ``(n,)``.
+        reach: Standard deviation, in scales of the target, that one logarithmic unit of distance adds.
     """
 
     center: Tensor
@@ -45,31 +45,37 @@ class FeatureScale(nn.Module):
 
     @classmethod
     def standard(cls, mean: Tensor, scale: Tensor) -> FeatureScale:
-        """Plain standardisation without a limit, ``(n,)`` each."""
+        """Return a plain standardisation without limit.
+
+        Args:
+            mean: Centre of each feature, ``(n,)``.
+            scale: Scale of each feature, ``(n,)``.
+        """
         endless = torch.full_like(mean.double(), _ENDLESS)
         return cls(mean.double(), scale.double(), _ENDLESS, -endless, endless)
 
     @classmethod
     def identity(cls, features: int) -> FeatureScale:
         """Features as they are, for networks that take them so."""
-        return cls.standard(torch.zeros(features), torch.ones(features))
+        return cls.standard(torch.zeros(features, device="cpu"), torch.ones(features, device="cpu"))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scaled and limited features ``(rows, n)``, in the dtype of x."""
+        """Return the scaled and limited features, ``(rows, n)``, in the dtype of x."""
         z = self._scaled(x)
         return z / torch.sqrt(1 + (z / self.limit.to(x)).square())
 
     def extrapolation(self, x: Tensor) -> Tensor:
-        r"""Variance that each feature's distance from the training data adds, ``(rows, n)``, in the target's scale.
+        r"""The variance that the distance of each feature from the training data adds, ``(rows, n)``, in target scales.
 
         .. math:: r^2 \log^2(1 + d)
 
-        with d the distance from the nearest training value of that feature beyond the smallest or the largest, in
-        scales. It grows without bound, but so slowly that a wrong cell does not ruin a score.
+        with r the ``reach`` and d the distance beyond the smallest or largest training value of the feature, in
+        scales. The variance is unbounded, but grows so slowly that one wrong cell does not dominate a score.
         """
         z = self._scaled(x)
         distance = torch.relu(self.lower.to(x) - z) + torch.relu(z - self.upper.to(x))
         return (self.reach.to(x) * torch.log1p(distance)).square()
 
     def _scaled(self, x: Tensor) -> Tensor:
+        """Return the standardised features, clipped so that their squares are finite in float32."""
         return ((x - self.center.to(x)) / self.scale.to(x)).clamp(-FARTHEST, FARTHEST)

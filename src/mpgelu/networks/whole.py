@@ -122,7 +122,10 @@ def arrays_of(found: Perceptron, state: Mapping[str, Tensor]) -> perceptron.Perc
     no_dropout = weights[0].new_zeros(len(weights[0]))
     rates = (state[f"{layer.dropout}.rate"] if layer.dropout else no_dropout for layer in found.layers)
     masks = [mask_moments(rate, layer.rescale) for rate, layer in zip(rates, found.layers, strict=True)]
-    gains, noises = (torch.stack([torch.as_tensor(part) for part in parts], 1) for parts in zip(*masks, strict=True))
+    device = weights[0].device
+    gains, noises = (
+        torch.stack([torch.as_tensor(part, device=device) for part in parts], 1) for parts in zip(*masks, strict=True)
+    )
     nonlinearity = _nonlinearity(found.nonlinearity)
     assert nonlinearity is not None  # of a known perceptron
     return perceptron.Perceptrons(weights, biases, gains, noises, nonlinearity)

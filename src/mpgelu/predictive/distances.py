@@ -167,7 +167,9 @@ def _integral_of_spread(nodes: int, rows: _Rows) -> Tensor:
     """Integral of F (1 - F) by so many steps of u, ``(rows,)``."""
     means, weights, scales = rows.means[:, None], rows.weights[:, None], math.sqrt(0.5) / rows.stddevs[:, None]
     step, total = rows.length / nodes, torch.zeros_like(rows.c)
-    for some in torch.split(torch.arange(nodes + 1).to(step), max(1, _ELEMENTS_AT_ONCE // means.numel())):
+    for some in torch.split(
+        torch.arange(nodes + 1, dtype=step.dtype, device=step.device), max(1, _ELEMENTS_AT_ONCE // means.numel())
+    ):
         u = rows.start + step * some
         t = rows.c + rows.b * u.sinh()
         above_half = 0.5 * (t[..., None] - means).mul_(scales).erf_().mul_(weights).sum(-1)

@@ -141,7 +141,7 @@ class _Mixture(NamedTuple):
 
     def rough_quantiles(self, levels: _Levels) -> Tensor:
         """First guesses ``(rows, levels)``: quantiles of 8 points for each component, however narrow it is."""
-        shares = (torch.arange(_POINTS).to(self.means) + 0.5) / _POINTS
+        shares = (torch.arange(_POINTS, dtype=self.means.dtype, device=self.means.device) + 0.5) / _POINTS
         points = (self.means + _standard(shares)[:, None] / self.scales).flatten(1)  # component k is k, k + K, ...
         points, order = points.sort(-1)
         weights = self.weights.expand_as(self.means).flatten(1).gather(-1, order % self.means.shape[-1])

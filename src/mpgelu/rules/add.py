@@ -42,7 +42,7 @@ def add(value: Any, other: Any, alpha: float = 1.0) -> Any:
 
     Example:
         >>> import torch, mpgelu
-        >>> h = fork(mpgelu.FactoredMoments.of(torch.zeros(2), torch.ones(2)))
+        >>> h = mpgelu.rules.fork(mpgelu.FactoredMoments.of(torch.zeros(2), torch.ones(2)))
         >>> add(h, h).variance, add(h, h, -1.0).variance
         (tensor([4., 4.]), tensor([0., 0.]))
     """

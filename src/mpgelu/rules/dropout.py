@@ -39,7 +39,8 @@ def mask_moments(rate: Tensor | float, rescale: bool) -> tuple[Tensor | float, T
         :math:`(1,\; p / (1 - p))` if rescaled, otherwise :math:`(1 - p,\; p (1 - p))`.
     """
     keep = 1 - rate
-    return (torch.ones_like(torch.as_tensor(rate)), rate / keep) if rescale else (keep, rate * keep)
+    one = torch.ones_like(rate) if isinstance(rate, Tensor) else 1.0
+    return (one, rate / keep) if rescale else (keep, rate * keep)
 
 
 @singledispatch

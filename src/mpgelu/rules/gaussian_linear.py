@@ -7,11 +7,11 @@ from functools import singledispatch
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mpgelu.errors import MissingRuleError
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
+from mpgelu.moments.products import linear_map
 from mpgelu.rules.linear import linear
 
 
@@ -82,4 +82,4 @@ def _from_weights(
     value: DiagonalMoments | FullMoments | FactoredMoments, weight_variance: Tensor, bias_variance: Tensor | None
 ) -> Tensor:
     """Return the variance that the random weights add to each output, ``(*batch, outputs)``."""
-    return F.linear(value.mean.square() + value.variance, weight_variance, bias_variance)
+    return linear_map(value.mean.square() + value.variance, weight_variance, bias_variance)

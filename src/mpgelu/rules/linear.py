@@ -5,13 +5,12 @@ from __future__ import annotations
 from functools import singledispatch
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from mpgelu.errors import MissingRuleError
 from mpgelu.moments import Block, DiagonalMoments, FactoredMoments, FullMoments
 from mpgelu.moments.checks import check_features
-from mpgelu.moments.products import products
+from mpgelu.moments.products import full_precision, linear_map, products
 
 # Largest table (entries) of weight-times-factor products kept to carry a shared block through one matrix product.
 _TABLE_LIMIT = 2**24
@@ -41,22 +40,20 @@ def linear(value: Any, weight: Tensor, bias: Tensor | None = None) -> Any:
 @linear.register
 def _(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     check_features("linear", weight, value)
-    return F.linear(value, weight, bias)
+    return linear_map(value, weight, bias)
 
 
 @linear.register
 def _(value: DiagonalMoments, weight: Tensor, bias: Tensor | None = None) -> DiagonalMoments:
     check_features("linear", weight, value.mean)
-    mean, variance = F.linear(value.mean, weight, bias), F.linear(value.variance, weight.square())
+    mean, variance = linear_map(value.mean, weight, bias), linear_map(value.variance, weight.square())
     return DiagonalMoments(mean, variance, value.event_dims)
 
 
 @linear.register
 def _(value: FullMoments, weight: Tensor, bias: Tensor | None = None) -> FullMoments:
     check_features("linear", weight, value.mean)
-    half = F.linear(value.covariance, weight)  # (*batch, n, outputs)
-    # Two products with one weight matrix for all rows: faster than a matrix product of its own for every row.
-    return FullMoments(F.linear(value.mean, weight, bias), F.linear(half.mT, weight))
+    return FullMoments(linear_map(value.mean, weight, bias), _mapped_covariance(value.covariance, weight))
 
 
 @linear.register
@@ -70,7 +67,14 @@ def _(value: FactoredMoments, weight: Tensor, bias: Tensor | None = None) -> Fac
     blocks = value.map_blocks(lambda block: _carry(block, weight))
     if value.residual is not None:
         blocks = (*blocks, Block(weight.mT, value.residual, merged=value.merged))
-    return FactoredMoments(F.linear(value.mean, weight, bias), blocks, max_rank=value.max_rank)
+    return FactoredMoments(linear_map(value.mean, weight, bias), blocks, max_rank=value.max_rank)
+
+
+@full_precision  # whose terms have both signs
+def _mapped_covariance(covariance: Tensor, weight: Tensor) -> Tensor:
+    """Return ``W C W^T`` by two products with one matrix for all rows: faster than a product for every row."""
+    half = linear_map(covariance, weight)  # (*batch, n, outputs)
+    return linear_map(half.mT, weight)
 
 
 def _carry(block: Block, weight: Tensor) -> Block:
@@ -82,14 +86,14 @@ def _mapped_factor(block: Block, weight: Tensor) -> Tensor:
     """Return factor and gain multiplied by the weight, by the product with the smallest intermediate result."""
     factor, gain, outputs = block.factor, block.gain, weight.shape[0]
     if gain is None:
-        return F.linear(factor, weight)
+        return linear_map(factor, weight)
     if factor.dim() == 2 and factor.numel() * outputs <= _TABLE_LIMIT:
         # W diag(g) F for all rows at once: a matrix product of g with the table of W[o, j] F[r, j].
         table = (factor.unsqueeze(-2) * weight).flatten(0, 1)  # (rank * outputs, n)
-        return F.linear(gain, table).view(*gain.shape[:-1], block.rank, outputs)
+        return linear_map(gain, table).view(*gain.shape[:-1], block.rank, outputs)
     if outputs < block.rank and outputs < weight.shape[1]:
         return products(factor, gain.unsqueeze(-2) * weight)
-    return F.linear(block.scaled_factor, weight)
+    return linear_map(block.scaled_factor, weight)
 
 
 def _dense_is_cheaper(rank: int, outputs: int, inputs: int) -> bool:

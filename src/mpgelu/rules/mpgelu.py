@@ -16,7 +16,7 @@ from mpgelu.rules.normal import cdf, standardise
 
 @singledispatch
 def mpgelu(value: Any) -> Any:
-    r"""Return the moments of :math:`\epsilon \circ h`, independent :math:`\epsilon_i \sim \operatorname{Bernoulli}(k_i)`.
+    r"""Return moments of :math:`\epsilon \circ h`, independent :math:`\epsilon_i \sim \operatorname{Bernoulli}(k_i)`.
 
     .. math:: k = \Phi(m / \sqrt v), \qquad k\, m, \qquad k_i k_j C_{ij} + \delta_{ij}\, k_i (1 - k_i)(v_i + m_i^2)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mpgelu.errors import MissingRuleError
 from mpgelu.moments import Block, DiagonalMoments, FactoredMoments, FullMoments
+from mpgelu.moments.products import combine
 from mpgelu.rules.add import add
 from mpgelu.rules.scale import scale
 
@@ -82,7 +83,7 @@ def _(
     spread = value.variance.mean(-1) * (1 - 1 / value.features)
     mean, jacobian = _linearised(value.mean, spread, weight, bias, eps)
     columns = jacobian(_identity(value.mean))
-    return DiagonalMoments(mean, (value.variance.unsqueeze(-2) @ columns.square()).squeeze(-2), value.event_dims)
+    return DiagonalMoments(mean, combine(value.variance.unsqueeze(-2), columns.square()).squeeze(-2), value.event_dims)
 
 
 @layer_norm.register

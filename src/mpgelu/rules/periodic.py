@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mpgelu.errors import InputError, MissingRuleError
 from mpgelu.moments import Block, DiagonalMoments, FactoredMoments, FullMoments
+from mpgelu.moments.products import full_precision
 from mpgelu.rules.elementwise import is_certain
 
 
@@ -85,7 +86,10 @@ def _(value: FactoredMoments, frequency: Tensor, phase: Tensor, weight: Tensor) 
     _check(value.mean, frequency)
     blocks = value.blocks
     if value.residual is not None:
-        blocks = (*blocks, Block(torch.eye(value.features).to(value.mean), value.residual))
+        blocks = (
+            *blocks,
+            Block(torch.eye(value.features, dtype=value.mean.dtype, device=value.mean.device), value.residual),
+        )
     if value.blocks:
         fit = _fit_together(value.mean, value.covariance, frequency, phase, weight)
     else:
@@ -185,6 +189,7 @@ def _rest(cos: Tensor, sin: Tensor, spread: Tensor, covariance: Tensor) -> Tenso
     return scale * (_outer(cos) * even + sign * _outer(sin) * odd)
 
 
+@full_precision
 def _beside(value: Tensor, cosines: Tensor, weight: Tensor) -> Tensor:
     """Return the features with the combinations of their cosines, ``(*batch, n, 1 + d)``."""
     rows = cosines.reshape(-1, *cosines.shape[-2:])  # ONNX wants every dimension of einsum named
@@ -192,6 +197,7 @@ def _beside(value: Tensor, cosines: Tensor, weight: Tensor) -> Tensor:
     return torch.cat([value.unsqueeze(-1), combined], -1)
 
 
+@full_precision
 def _combined_pairs(pairs: Tensor, weight: Tensor) -> Tensor:
     """Return the covariances of the combinations, from those of the cosines ``(*batch, groups, size, k, size, k)``."""
     rows = pairs.reshape(-1, *pairs.shape[-5:])
@@ -219,7 +225,7 @@ def _rest_block(fit: EmbeddingFit) -> Block:
     factor, variance = _sources(fit.rest)  # (*batch, groups, rank, features d), (*batch, groups, rank)
     factor = factor.reshape(*factor.shape[:-1], -1, fit.mean.shape[-1] - 1)
     factor = F.pad(factor, (1, 0)).flatten(-2)  # (*batch, groups, rank, features (1 + d))
-    places = torch.eye(factor.shape[-3]).to(factor)[:, None, :, None]
+    places = torch.eye(factor.shape[-3], dtype=factor.dtype, device=factor.device)[:, None, :, None]
     factor = (factor.unsqueeze(-2) * places).flatten(-2).flatten(-3, -2)  # (*batch, all ranks, n (1 + d))
     return Block(factor.to(fit.mean.dtype), variance.flatten(-2).to(fit.mean.dtype), row_wise=True)
 

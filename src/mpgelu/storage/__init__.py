@@ -1,1 +1,1 @@
-"""Files that are written whole, checked when read, and never executed."""
+"""Files that are written atomically, verified when read, and never executed."""

@@ -1,7 +1,7 @@
-"""Arrays and a description of them in one file that is written whole, checked when read, and never executed.
+"""Arrays and their description in one file that is written atomically, verified when read, and never executed.
 
-A file is a safetensors file: eight bytes with the length of the header, the header (JSON), the numbers. The
-header opens with the checksum, at a fixed place, so that the file can be verified before any of it is parsed::
+The format is safetensors: eight bytes with the length of the header, the header (JSON), the data. The header starts
+with the checksum at a fixed position, so that a file is verified before any of it is parsed::
 
     {"__metadata__":{"checksum":"<sha256 of the file, with zeros in this place>","mpgelu":"<description>"}, ...
 """
@@ -35,13 +35,16 @@ _DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool)
 
 
 def write_arrays(path: Path, kind: str, arrays: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    """Write a safetensors file whose metadata hold the description and a checksum of everything.
+    """Write a safetensors file whose metadata contain the description and a checksum of the whole file.
 
     Args:
         path: File to write.
-        kind: What the file is, for example ``"model"``.
-        arrays: The tensors, of float32, float64, int64 or bool.
-        about: Anything that JSON can hold.
+        kind: Kind of the file, for example ``"model"``.
+        arrays: Tensors of float32, float64, int64 or bool by name.
+        about: Description, anything that JSON can represent.
+
+    Raises:
+        DataError: The file cannot be written.
     """
     arrays = {name: tensor.detach().contiguous() for name, tensor in arrays.items()}
     text = json.dumps({"kind": kind, "format": FORMAT, "about": about}, sort_keys=True)
@@ -49,19 +52,23 @@ def write_arrays(path: Path, kind: str, arrays: Mapping[str, Tensor], about: Map
 
 
 def read_arrays(path: Path, kind: str, remedy: str = "save it again") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what :func:`write_arrays` wrote: the tensors and the description.
+    """Read the tensors and the description that :func:`write_arrays` has written.
 
-    The checksum is verified first. It detects damage, not forgery: whoever writes a file can write its checksum
-    too. So nothing is allocated beyond a multiple of the file's length, and what the description says is for the caller
-    to check, with :func:`check_arrays` and :func:`mpgelu.storage.schema.checked`.
+    The checksum is verified first. It detects damage, not forgery, since anyone who writes a file can compute its
+    checksum. Therefore no more than a multiple of the length of the file is allocated, and the caller checks the
+    content of the description with :func:`check_arrays` and :func:`mpgelu.storage.schema.checked`.
 
     Args:
         path: File to read.
-        kind: What the file should be.
-        remedy: What to do about a damaged file, as the end of a sentence.
+        kind: Expected kind of the file.
+        remedy: What to do about a damaged file, used as the end of the error message.
+
+    Returns:
+        The tensors by name, and the description.
 
     Raises:
-        DataError: There is no such file, it is not one of ours, of another kind, newer, truncated or altered.
+        DataError: The file does not exist, is not a file of this library, is of another kind or a newer format, or was
+            truncated or altered.
     """
     if not path.is_file():
         what = "is a folder, not a file" if path.is_dir() else "does not exist"
@@ -74,7 +81,7 @@ def read_arrays(path: Path, kind: str, remedy: str = "save it again") -> tuple[d
 
 
 def _parsed(content: bytes, path: Path, kind: str, remedy: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and description from what a file holds."""
+    """Return tensors and description from the content of a file."""
     is_sealed = content[_LENGTH:_START] == _OPENING
     altered = DataError(f"{path} was altered or truncated after it was saved (its checksum differs); {remedy}")
     if is_sealed and _checksum(content) != content[_START : _START + len(_NO_CHECKSUM)]:
@@ -104,14 +111,14 @@ def _parsed(content: bytes, path: Path, kind: str, remedy: str) -> tuple[dict[st
 
 
 def check_arrays(arrays: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> None:
-    """Check that arrays from a file are the wanted ones: names, shapes, floating-point and finite.
+    """Check names, shapes and values of the arrays of a file.
 
     Args:
         arrays: Tensors of :func:`read_arrays`.
-        shapes: The wanted shape of each.
+        shapes: Expected shape of each tensor by name.
 
     Raises:
-        DataError: They are not.
+        DataError: An array is missing or unknown, has another shape, is not floating-point, or is not finite.
     """
     if missing := shapes.keys() - arrays.keys():
         raise DataError(f"the array {min(missing)!r} is missing")
@@ -128,7 +135,7 @@ def check_arrays(arrays: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int
 
 
 def _sealed(content: bytes) -> bytes:
-    """A safetensors file with its checksum at the start of its header."""
+    """Return a safetensors file with its checksum at the start of the header."""
     end = _LENGTH + int.from_bytes(content[:_LENGTH], "little")
     header = json.loads(content[_LENGTH:end])
     metadata = {"checksum": _NO_CHECKSUM.decode(), **header.pop("__metadata__")}
@@ -139,17 +146,17 @@ def _sealed(content: bytes) -> bytes:
 
 
 def _checksum(content: bytes) -> bytes:
-    """SHA-256 of a file, with zeros in place of the checksum itself."""
+    """Return the SHA-256 of a file with zeros in place of the checksum."""
     digest = sha256(content[:_START] + _NO_CHECKSUM)
     digest.update(memoryview(content)[_START + len(_NO_CHECKSUM) :])
     return digest.hexdigest().encode()
 
 
 def _metadata(content: bytes) -> dict[str, str]:
-    """The texts at the start of the header; what follows them is bounded, and left to safetensors.
+    """The metadata at the start of the header; the length of what follows is bounded, and its content not parsed.
 
     Raises:
-        ValueError: There is no such header, or it lists too many tensors.
+        ValueError: The header is missing or truncated, or lists too many tensors.
     """
     length = int.from_bytes(content[:_LENGTH], "little")
     if len(content) < _LENGTH or length > len(content) - _LENGTH:
@@ -168,7 +175,7 @@ def _metadata(content: bytes) -> dict[str, str]:
 
 
 def _digest_of_format_1(arrays: Mapping[str, Tensor], text: str) -> str:
-    """The checksum of files of format 1, which stands among the texts of the header."""
+    """Return the checksum of files of format 1, which is stored among the metadata."""
     digest = sha256(text.encode())
     for name in sorted(arrays):
         tensor = arrays[name]
@@ -178,4 +185,5 @@ def _digest_of_format_1(arrays: Mapping[str, Tensor], text: str) -> str:
 
 
 def _one_line(error: Exception) -> str:
+    """Return the message of an error as one line of at most 200 characters."""
     return " ".join(str(error).split())[:200]

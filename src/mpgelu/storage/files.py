@@ -1,4 +1,4 @@
-"""Writing files so that nobody ever reads half of one."""
+"""Atomic writing of files: readers see either the old or the new version, never a part."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _HOST = platform.node() or "localhost"  # folders may be shared by computers, wh
 
 
 def write_between(path: Path, name: str, text: str) -> None:
-    """Replace what a file holds between the marks ``<!-- name:start -->`` and ``<!-- name:end -->``.
+    """Replace the text of a file between the marks ``<!-- name:start -->`` and ``<!-- name:end -->``.
 
     Args:
-        path: For example a README.
-        name: Name of the marks.
-        text: To stand between them, on lines of its own.
+        path: File to change, for example a README.
+        name: Name in the marks.
+        text: Text to insert between them, on lines of its own.
 
     Raises:
         InputError: The file has no such marks.
@@ -34,21 +34,21 @@ def write_between(path: Path, name: str, text: str) -> None:
 
 
 def is_special(path: Path) -> bool:
-    """Whether a path is a device or a pipe, such as ``/dev/null``, which is written to and never replaced."""
+    """Return whether a path is a device or a pipe, such as ``/dev/null``, which is written to and never replaced."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file under a temporary name and rename it: readers see the whole old version or the whole new one.
+    """Write a file under a temporary name and rename it, so that readers see the old or the new version as a whole.
 
-    The folder is made if it is not there.
+    Missing folders are created. A symbolic link stays, and its target is replaced.
 
     Args:
-        path: The file.
-        content: Text, written as UTF-8 with its line ends unchanged, or bytes.
+        path: File to write.
+        content: Text, written as UTF-8 with unchanged line ends, or bytes.
 
     Raises:
-        DataError: The file cannot be written; an older version of it stays as it was.
+        DataError: The file cannot be written; an older version is left unchanged.
     """
     content = content.encode() if isinstance(content, str) else content
     target = path.resolve()  # what a link points to is replaced, not the link
@@ -72,16 +72,16 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def beside_its_place(path: Path) -> Path:
-    """Hidden name beside a file, under which this thread may write it; :func:`remove_abandoned` knows whose it is."""
+    """Return a hidden temporary name in the same folder, unique to this computer, process and thread."""
     return path.with_name(f".{path.name}.{_HOST}.{os.getpid()}.{threading.get_ident()}")
 
 
 def remove_abandoned(folder: Path, pattern: str) -> None:
-    """Remove what killed processes of this computer left of files that they were writing.
+    """Remove temporary files that terminated processes of this computer left behind.
 
     Args:
-        folder: Where the files are.
-        pattern: Which files, as a pattern of names.
+        folder: Folder of the files.
+        pattern: Glob pattern of the names of the final files.
     """
     for beside in folder.glob(f".{pattern}.{glob.escape(_HOST)}.*.*"):
         process, thread = beside.name.split(".")[-2:]
@@ -90,14 +90,14 @@ def remove_abandoned(folder: Path, pattern: str) -> None:
 
 
 def check_writable(path: Path, *inputs: str | Path) -> None:
-    """Find out before hours of work that a file cannot be written; makes its folder.
+    """Check before a long computation that a file can be written, and create its folder.
 
     Args:
         path: File that will be written.
-        inputs: Files that are read and must not be written over.
+        *inputs: Files that are read and must not be overwritten.
 
     Raises:
-        DataError: It cannot be written.
+        DataError: The file cannot be written, is standard output, or is one of the inputs.
     """
     if str(path) == "-":
         raise DataError("cannot write this to standard output; give the name of a file")
@@ -122,6 +122,7 @@ def check_writable(path: Path, *inputs: str | Path) -> None:
 
 
 def _is_running(process: int) -> bool:
+    """Return whether a process of this number exists on this computer."""
     try:
         os.kill(process, 0)  # sends nothing
     except (ProcessLookupError, OverflowError):

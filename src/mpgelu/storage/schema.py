@@ -1,4 +1,4 @@
-"""Schemas that JSON from a file must match before anything is built from it."""
+"""Validation of JSON from files against schemas, before any object is built from it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _SHOWN = 60  # characters of a wrong value in a message
 
 @dataclass(frozen=True)
 class Optional:
-    """In a schema: a field that may be missing.
+    """A field of a schema that may be missing.
 
     Args:
-        schema: What the field is where it is there.
-        null: Whether it may be ``null`` too.
+        schema: Schema of the field if it is present.
+        null: Whether its value may also be ``null``.
     """
 
     schema: Any
@@ -26,20 +26,23 @@ class Optional:
 
 
 def checked(value: Any, schema: Any, name: str) -> Any:
-    """Return a value from a file if it fits a schema.
+    """Return a value from a file if it matches a schema.
 
-    A schema is a type (``object`` takes anything, ``float`` every finite number, ``int`` does not take ``true``), a
-    tuple of the allowed values, a list with the schema of every item, a mapping from field names to their schemas
-    (``str`` as a field name stands for any other name), or an :class:`Optional` of one of these. Fields that a mapping
-    does not name are refused.
+    A schema is one of the following. Fields that a mapping does not name are refused.
+
+    - a type: ``object`` accepts anything, ``float`` every finite number, ``int`` does not accept ``true``;
+    - a tuple of the allowed values;
+    - a list with the schema of every item;
+    - a mapping from field names to their schemas, in which ``str`` as a name stands for any other name;
+    - an :class:`Optional` of one of these.
 
     Args:
-        value: What JSON held.
-        schema: What it should be.
-        name: What the value is, for errors.
+        value: The parsed JSON.
+        schema: The schema.
+        name: Name of the value in error messages.
 
     Raises:
-        DataError: It does not match; the message names the place.
+        DataError: The value does not match; the message names the place.
 
     Example:
         >>> checked({"kind": "a", "sizes": [1, 2]}, {"kind": ("a", "b"), "sizes": [int]}, "the model")
@@ -64,6 +67,7 @@ def checked(value: Any, schema: Any, name: str) -> Any:
 
 
 def _check_fields(value: Mapping[str, Any], schema: Mapping[Any, Any], name: str) -> None:
+    """Check every field of a mapping, and that none is missing or unknown."""
     for field, wanted in schema.items():
         if field is not str and field not in value and not isinstance(wanted, Optional):
             raise DataError(f"{name} lacks {field!r}")
@@ -74,6 +78,7 @@ def _check_fields(value: Mapping[str, Any], schema: Mapping[Any, Any], name: str
 
 
 def _of(wanted: type, value: Any, name: str) -> Any:
+    """Return a value if it is of a type in the sense of JSON."""
     if wanted is float:
         fits = type(value) is int or (type(value) is float and math.isfinite(value))
     else:
@@ -85,10 +90,12 @@ def _of(wanted: type, value: Any, name: str) -> Any:
 
 
 def _wrong(value: Any, wanted: str, name: str) -> DataError:
+    """Return the error for a value that does not match."""
     return DataError(f"{name} must be {wanted}, got {_short(value)}")
 
 
 def _short(value: Any) -> str:
+    """Return a value in a form short enough for an error message."""
     if isinstance(value, (list, dict)):
         return f"a {'list' if isinstance(value, list) else 'mapping'} of {len(value)}"
     text = repr(value[: 2 * _SHOWN] if isinstance(value, str) else value)

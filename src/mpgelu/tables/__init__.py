@@ -1,4 +1,4 @@
-"""Tables as people have them: read in parts, turned into numbers, modelled, predicted, reported, written whole."""
+"""Models of tables: reading and writing files, encoding of columns, training, evaluation and a report."""
 
 from mpgelu.tables.cells import CellError
 from mpgelu.tables.encoder import Encoded, TableEncoder

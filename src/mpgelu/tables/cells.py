@@ -1,4 +1,4 @@
-"""Cells of one column as text, as numbers, or as missing."""
+"""The cells of one column, as text, as numbers, or as missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpgelu.errors import DataError
 MISSING = frozenset(
     ["", "?", "NA", "N/A", "n/a", "#N/A", "#NA", "<NA>", "NaN", "nan", "-nan", "NULL", "null", "None", "NaT"]
 )
-_LARGEST = 1e150  # the square of more is not a number any more
+LARGEST = 1e150  # the square of more is not a number any more
 _DATE = re.compile(
     r"\d{4}-\d{1,2}-\d{1,2}([ T]\d.*)?|\d{4}/\d{1,2}/\d{1,2}( \d.*)?|\d{1,2}([/.-])\d{1,2}\3\d{2,4}( \d.*)?"
     r"|\d{1,2}[ -][A-Za-z]{3,9}\.?[ -]\d{2,4}|[A-Za-z]{3,9}\.? \d{1,2},? \d{4}|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
@@ -26,12 +26,12 @@ _EXAMPLES = 200
 
 
 class CellError(DataError):
-    """What is wrong with a column or one cell of it; whoever knows the file says where that stands.
+    """An error in a column or in one of its cells; the reader of the file adds the file and the line.
 
     Args:
-        problem: What is wrong and what to do.
-        column: Its name.
-        row: Its number from 0, if one cell is meant.
+        problem: What is wrong, and how to fix it.
+        column: Name of the column.
+        row: Number of the row from 0, if the error is in one cell.
     """
 
     def __init__(self, problem: str, column: str, row: int | None = None) -> None:
@@ -47,9 +47,9 @@ class Cells:
     Args:
         name: Name of the column.
         rows: Number of each row in its file, from 0.
-        text: What stands there, without blanks around it; empty where a column of numbers lacks one.
-        values: As numbers; NaN where missing or no number.
-        missing: Which cells are.
+        text: Content of the cells without surrounding blanks; empty where a numeric column has no value.
+        values: Values as numbers; NaN where a cell is missing or not a number.
+        missing: Whether each cell is missing.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Cells:
 
     @staticmethod
     def of(column: pd.Series[Any]) -> Cells:
-        """Look at a column of any type."""
+        """Return the cells of a column of any dtype."""
         name, rows = str(column.name), np.arange(len(column))
         if pd.api.types.is_integer_dtype(column.index):
             rows = column.index.to_numpy(dtype=np.int64)
@@ -79,26 +79,26 @@ class Cells:
 
     @property
     def words(self) -> NDArray[np.bool_]:
-        """Which cells hold something that is no number."""
+        """Return which cells have content that is not a number."""
         return np.isnan(self.values) & ~self.missing
 
     def numbers(self) -> NDArray[np.float64]:
-        """The values, NaN where missing.
+        """Return the values, NaN where missing.
 
         Raises:
-            CellError: A cell holds a word, or a number too large to compute with.
+            CellError: A cell is a word, or a number too large to compute with.
         """
         if (words := np.flatnonzero(self.words)).size:
             raise self.error(words, _why_no_number(str(self.text.iloc[words[0]])))
-        if (large := np.flatnonzero(np.abs(self.values) > _LARGEST)).size:
+        if (large := np.flatnonzero(np.abs(self.values) > LARGEST)).size:
             raise self.error(large, "{} is infinite or too large; put a finite number there, or leave out the row")
         return self.values
 
     def complete(self) -> NDArray[np.float64]:
-        """The values of a column without gaps.
+        """Return the values of a column without missing cells.
 
         Raises:
-            CellError: As :meth:`numbers`, or a cell is missing.
+            CellError: As in :meth:`numbers`, or a cell is missing.
         """
         numbers = self.numbers()
         if self.missing.any():
@@ -107,10 +107,10 @@ class Cells:
         return numbers
 
     def targets(self) -> NDArray[np.float64]:
-        """The values, NaN where missing, of a column that is to be predicted.
+        """Return the values of a target column, NaN where missing.
 
         Raises:
-            CellError: As :meth:`numbers`; of a column of words as a whole.
+            CellError: As in :meth:`numbers`; or the whole column consists of words.
         """
         words = self.text[self.words]
         if len(words) and 2 * len(words) >= np.sum(~self.missing):
@@ -125,17 +125,22 @@ class Cells:
         return self.numbers()
 
     def categories(self) -> pd.Series[Any]:
-        """The cells as text, empty where missing."""
+        """Return the cells as text, empty where missing."""
         text = self.text if self.text.dtype == "str" else self.text.astype(object).astype("str")
         return text.where(~self.missing, "")
 
     def error(self, positions: NDArray[np.int64], problem: str) -> CellError:
-        """The error of the first of the given cells."""
+        """Return the error for the first of the given cells.
+
+        Args:
+            positions: Positions of the cells in the column.
+            problem: What is wrong with them.
+        """
         first = int(positions[0])
         return CellError(problem.format(repr(str(self.text.iloc[first]))), self.name, int(self.rows[first]))
 
     def date_error(self, example: str) -> CellError:
-        """That the column is one of dates."""
+        """Return the error for a column of dates, with one of them as an example."""
         return CellError(
             f"holds dates or times such as {example!r}; turn them into numbers first (year, month, "
             f"weekday, days since a start), or leave the column out with `drop` {self.name!r}",
@@ -143,10 +148,10 @@ class Cells:
         )
 
     def check_readable(self) -> None:
-        """Refuse a column of words that were probably not meant as categories.
+        """Check that a column of words was probably meant as categories.
 
         Raises:
-            CellError: Dates, decimal commas, or words among numbers.
+            CellError: The cells are dates, have decimal commas, or are words among numbers.
         """
         words = self.text[self.words]
         examples = words.drop_duplicates().head(_EXAMPLES)
@@ -155,17 +160,23 @@ class Cells:
         if _mostly(examples, _DECIMAL_COMMA):
             raise self.error(np.flatnonzero(self.words), _COMMA)
         if 2 * len(words) < np.sum(~self.missing):
-            raise self.error(
-                np.flatnonzero(self.words),
-                "{} is not a number, as most of this column are; "
-                f"correct the cell, or give `categorical` {self.name!r} if these are names",
-            )
+            raise self.among_numbers()
+
+    def among_numbers(self) -> CellError:
+        """That the first word stands among numbers."""
+        return self.error(
+            np.flatnonzero(self.words),
+            "{} is not a number, as most of this column are; "
+            f"correct the cell, or give `categorical` {self.name!r} if these are names",
+        )
 
 
 def _why_no_number(text: str) -> str:
+    """Return the reason why a text is not read as a number."""
     return _COMMA if _DECIMAL_COMMA.fullmatch(text) else "{} is not a number"
 
 
 def _mostly(examples: pd.Series[Any], pattern: re.Pattern[str]) -> bool:
+    """Return whether more than 80 % of the examples match a pattern."""
     matches = sum(pattern.fullmatch(str(example)) is not None for example in examples)
     return matches > 0.8 * len(examples)

@@ -1,4 +1,4 @@
-"""What each column of a table means to a model, learned once and applied to any later table."""
+"""The encoding of table columns as features, learned from the training table and applied to any later one."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ Matrix = NDArray[np.float64]
 _MOST_CATEGORIES = 50
 _MOST_REMEMBERED = 10_000  # categories, to tell new ones from rare ones
 _COUNTED_ROWS = 100  # from which on whole numbers that are all different are hardly chance
-_FEWEST_ROWS = 3  # of a category, or of missing cells, to have a feature of its own: fewer are noise on a huge scale
+FEWEST_OF_KIND = 3  # of a category, or of missing cells, to have a feature of its own: fewer are noise on a huge scale
+HARDLY_TWICE = "hardly a text in it occurs twice, as in a column of names or numbers of the rows"
 
 
 @dataclass
 class Encoded:
-    """A table as numbers.
+    """A table as a matrix of features.
 
     Attributes:
-        X: Features ``(rows, n)``.
-        unseen: Cells of each column whose category training did not have, taken for "other".
-        filled: Missing cells of each column that had none in training, filled all the same.
-        far: Numbers of each column that are far outside the range that training had.
+        X: Features, ``(rows, n)``.
+        unseen: Number of cells of each column whose category did not occur in training; encoded as "other".
+        filled: Number of missing cells of each column that had none in training; they are imputed too.
+        far: Number of values of each column that are far outside the range of training.
     """
 
     X: Matrix
@@ -44,15 +45,15 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Numeric:
-    """A column of numbers; missing ones become the median, with a feature that says so if training had some.
+    """A numeric column: missing values are replaced by the median, with an indicator feature if training had some.
 
     Args:
         name: Name of the column.
-        median: Median of the numbers in training.
-        indicator: Whether a feature says which cells were missing.
-        lowest: Smallest of the numbers in training.
-        highest: Largest of the numbers in training.
-        counts: Whether they could be numbers of the rows.
+        median: Median of the training values.
+        indicator: Whether a feature indicates missing cells.
+        lowest: Smallest training value.
+        highest: Largest training value.
+        counts: Whether the values could be row numbers.
     """
 
     name: str
@@ -64,31 +65,31 @@ class Numeric:
 
     @classmethod
     def learn(cls, cells: Cells) -> Numeric:
-        """Look at the training column.
+        """Return the encoding of a training column.
 
         Raises:
-            CellError: Its numbers are dates.
+            CellError: The numbers are dates.
         """
         numbers = cells.numbers()[~cells.missing]
-        if _are_dates(numbers):
+        if are_dates(numbers):
             raise cells.date_error(f"{numbers[0]:.0f}")
-        missing = bool(cells.missing.sum() >= _FEWEST_ROWS)
+        missing = bool(cells.missing.sum() >= FEWEST_OF_KIND)
         span = float(numbers.min()), float(numbers.max())
         return cls(cells.name, float(np.median(numbers)), missing, *span, _could_count_rows(numbers))
 
     @property
     def features(self) -> list[str]:
-        """Their names."""
+        """Names of the features of this column."""
         return [self.name, *[f"{self.name} missing"] * self.indicator]
 
     @property
     def told(self) -> str:
-        """What became of the column."""
+        """Description of the encoding, for the user."""
         hint = "; whole and never the same: a number of the row? then drop it"
         return "number" + ", some missing" * self.indicator + hint * self.counts
 
     def encode(self, cells: Cells, encoded: Encoded) -> Matrix:
-        """Features ``(rows, 1 or 2)``."""
+        """Return the features, ``(rows, 1)`` or ``(rows, 2)``, and count unusual cells in ``encoded``."""
         values = np.where(cells.missing, self.median, cells.numbers())
         span = self.highest - self.lowest
         _note(encoded.far, self.name, (values < self.lowest - span) | (values > self.highest + span))
@@ -99,14 +100,14 @@ class Numeric:
 
 @dataclass(frozen=True)
 class Categorical:
-    """A column of names; one feature for each of the frequent ones, one for all others, one for missing cells.
+    """A categorical column: one feature for each frequent category, one for all others, one for missing cells.
 
     Args:
         name: Name of the column.
-        categories: Names with a feature of their own, the most frequent first.
-        other: Whether training had others.
+        categories: Categories with a feature of their own, by descending frequency.
+        other: Whether training had further categories.
         indicator: Whether training had missing cells.
-        rare: The others, unless there were too many to remember.
+        rare: The further categories, unless there were too many to store.
     """
 
     name: str
@@ -117,29 +118,33 @@ class Categorical:
 
     @classmethod
     def learn(cls, cells: Cells) -> Categorical:
-        """Look at the training column."""
+        """Return the encoding of a training column."""
         counts = cells.categories()[~cells.missing].value_counts()
-        names = tuple(map(str, counts.index))
-        frequent = min(int((counts >= _FEWEST_ROWS).sum()), _MOST_CATEGORIES)
-        missing = bool(cells.missing.sum() >= _FEWEST_ROWS)
+        return cls.counted(cells.name, dict(zip(map(str, counts.index), counts, strict=True)), int(cells.missing.sum()))
+
+    @classmethod
+    def counted(cls, name: str, counts: Mapping[str, int], missing: int) -> Categorical:
+        """From the number of cells of each category, the most frequent first, and the number of missing ones."""
+        names, frequent = tuple(counts), sum(count >= FEWEST_OF_KIND for count in counts.values())
+        frequent = min(frequent, _MOST_CATEGORIES)
         rare = names[frequent:] if len(names) <= _MOST_REMEMBERED else None
-        return cls(cells.name, names[:frequent], frequent < len(names), missing, rare)
+        return cls(name, names[:frequent], frequent < len(names), missing >= FEWEST_OF_KIND, rare)
 
     @property
     def features(self) -> list[str]:
-        """Their names."""
+        """Names of the features of this column."""
         names = [f"{self.name} = {category}" for category in self.categories]
         return names + [f"{self.name} other"] * self.other + [f"{self.name} missing"] * self.indicator
 
     @property
     def told(self) -> str:
-        """What became of the column."""
+        """Description of the encoding, for the user."""
         count = len(self.categories)
         others = " and others" * self.other + ", some missing" * self.indicator
         return f"{count} {'category' if count == 1 else 'categories'}{others}"
 
     def encode(self, cells: Cells, encoded: Encoded) -> Matrix:
-        """Features ``(rows, n)``, of which at most one in a row is 1."""
+        """The features, ``(rows, n)``, of which at most one in a row is 1, and count unusual cells in ``encoded``."""
         names = pd.Index(cells.categories())
         codes = pd.Index(self.categories).get_indexer(names)
         is_other = (codes < 0) & ~cells.missing
@@ -159,11 +164,11 @@ class Categorical:
 
 @dataclass(frozen=True)
 class TableEncoder:
-    """Turns the columns of a table into numbers, the same way every time.
+    """The encoding of all columns of a table.
 
     Args:
-        columns: Those in use, in the order of their features.
-        dropped: The others of the training table, and why.
+        columns: Encodings of the used columns, in the order of their features.
+        dropped: Names of the unused columns of the training table, each with the reason.
         missing: ``"impute"`` fills missing cells, ``"error"`` refuses them.
 
     Example:
@@ -191,19 +196,19 @@ class TableEncoder:
         categorical: Iterable[str] = (),
         drop: Iterable[str] = (),
     ) -> Self:
-        """Decide what each column of the training table is.
+        """Determine the encoding of each column of the training table.
 
-        A column is numeric if all its cells are numbers or missing, else categorical. Constant columns, copies of
-        earlier ones, and names of which hardly one occurs twice are left out.
+        A column is numeric if all its cells are numbers or missing, and categorical otherwise. Constant columns,
+        copies of earlier columns, and columns of names that hardly ever repeat are dropped.
 
         Args:
             frame: The features of the training table.
-            missing: See the class.
-            categorical: Columns of numbers, or of dates, to be taken as names.
+            missing: ``"impute"`` or ``"error"``; see the class.
+            categorical: Columns of numbers or dates that are to be treated as categories.
             drop: Columns to leave out.
 
         Raises:
-            CellError: A column is of dates, has words among its numbers, or an infinite number.
+            CellError: A column consists of dates, has words among its numbers, or an infinite number.
         """
         if missing not in get_args(Missing):
             raise InputError(f"`missing`: must be 'impute' or 'error', got {missing!r}")
@@ -218,13 +223,13 @@ class TableEncoder:
                 continue
             cells = Cells.of(frame[name])
             if missing == "error":
-                _refuse_missing(cells)
+                refuse_missing(cells)
             reason = _constant(cells) or _copy(cells, name in categorical, seen)
             column: Numeric | Categorical | None = None
             if reason is None:
                 column = _column(cells, name in categorical)
                 if isinstance(column, Categorical) and not column.categories:
-                    reason = "hardly a text in it occurs twice, as in a column of names or numbers of the rows"
+                    reason = HARDLY_TWICE
             if reason is not None:
                 dropped[name] = reason
             elif column is not None:
@@ -233,14 +238,17 @@ class TableEncoder:
 
     @property
     def features(self) -> list[str]:
-        """Names of the features, as many as the matrix has columns."""
+        """Names of the features, one for each column of the matrix."""
         return [feature for column in self.columns for feature in column.features]
 
     def encode(self, frame: pd.DataFrame) -> Encoded:
-        """Features of each row; columns that were not in use are ignored, the order does not matter.
+        """Return the features of each row. Unused columns are ignored, and the order of columns does not matter.
+
+        Args:
+            frame: A table with at least the used columns.
 
         Raises:
-            DataError: A column is not there, or (as a :class:`CellError`) a cell is not what it should be.
+            DataError: A column is missing, or (as a :class:`CellError`) a cell is invalid.
         """
         frame = with_plain_names(frame)
         self.check_columns(list(map(str, frame)))
@@ -249,13 +257,17 @@ class TableEncoder:
         for column in self.columns:
             cells = Cells.of(frame[column.name])
             if self.missing == "error":
-                _refuse_missing(cells)
+                refuse_missing(cells)
             blocks.append(column.encode(cells, encoded))
         encoded.X = np.column_stack(blocks)
         return encoded
 
     def check_columns(self, names: Sequence[str]) -> None:
-        """Raise a DataError that names the columns in use which are not among these names."""
+        """Check that the names include all used columns.
+
+        Raises:
+            DataError: Columns are missing; the message names them.
+        """
         absent = [column.name for column in self.columns if column.name not in names]
         if absent:
             one = len(absent) == 1
@@ -264,16 +276,16 @@ class TableEncoder:
             raise DataError(f"the model needs the column{'s' * (not one)} {listed}, which this table lacks{hint}")
 
     def described(self) -> dict[str, Any]:
-        """Everything, as JSON holds it."""
+        """Return the encoder as nested dictionaries and lists that JSON can represent."""
         columns = [asdict(column) | {"kind": type(column).__name__.lower()} for column in self.columns]
         return {"columns": columns, "dropped": dict(self.dropped), "missing": self.missing}
 
     @classmethod
     def from_description(cls, about: Mapping[str, Any]) -> Self:
-        """The encoder that :meth:`described` described.
+        """Return the encoder that :meth:`described` has described.
 
         Raises:
-            DataError: The description is not one of an encoder.
+            DataError: The description is not that of an encoder.
         """
         checked(about, _DESCRIPTION, "the encoder")
         columns: list[Numeric | Categorical] = []
@@ -290,11 +302,20 @@ class TableEncoder:
         return cls(tuple(columns), dict(about["dropped"]), about["missing"])
 
 
+def check_encoder(encoder: TableEncoder, target: str) -> None:
+    """Raise a DataError if no column is left to predict from."""
+    if not encoder.columns and not encoder.dropped:
+        raise DataError(f"no column beside the target {target!r}; a model needs something to predict from")
+    if not encoder.columns:
+        reasons = "; ".join(f"{name!r} {reason}" for name, reason in encoder.dropped.items())
+        raise DataError(f"no column is left to predict from: {reasons}")
+
+
 def with_plain_names(frame: pd.DataFrame) -> pd.DataFrame:
-    """The table with texts as names of its columns.
+    """Return the table with strings as column names.
 
     Raises:
-        InputError: It is no table.
+        InputError: The argument is not a data frame.
         DataError: Two columns have the same name.
     """
     if not isinstance(frame, pd.DataFrame):
@@ -329,6 +350,7 @@ _COLUMN: dict[str, dict[str, Any]] = {
 
 
 def _column(cells: Cells, is_categorical: bool) -> Numeric | Categorical:
+    """Return the encoding of one column, categorical if asked for or if its cells are not numbers."""
     if is_categorical:
         return Categorical.learn(cells)
     if not cells.words.any():
@@ -338,11 +360,12 @@ def _column(cells: Cells, is_categorical: bool) -> Numeric | Categorical:
 
 
 def _note(counts: Counter[str], name: str, cells: NDArray[np.bool_]) -> None:
+    """Count the given cells of a column, if there are any."""
     if count := int(cells.sum()):
         counts[name] += count
 
 
-def _are_dates(numbers: Matrix) -> bool:
+def are_dates(numbers: Matrix) -> bool:
     """Whether all numbers are dates written as 20240131."""
     if numbers.min() < 19000101 or numbers.max() > 21001231:
         return False
@@ -351,14 +374,14 @@ def _are_dates(numbers: Matrix) -> bool:
 
 
 def _could_count_rows(numbers: Matrix) -> bool:
-    """Whether the numbers are whole, all different, and of a range about as long as the table."""
+    """Return whether the numbers are whole, distinct, and of a range about as long as the table."""
     rows = len(numbers)
     close = rows >= _COUNTED_ROWS and np.ptp(numbers) < 2 * rows
     return bool(close and (numbers % 1 == 0).all() and len(np.unique(numbers)) == rows)
 
 
 def _constant(cells: Cells) -> str | None:
-    """Why a column says nothing, if so."""
+    """Return the reason why a column carries no information, or ``None``."""
     if cells.missing.all():
         return "is empty"
     if cells.missing.any() or cells.text.nunique() > 1:
@@ -367,14 +390,15 @@ def _constant(cells: Cells) -> str | None:
 
 
 def _copy(cells: Cells, is_categorical: bool, seen: dict[bytes, str]) -> str | None:
-    """Of which earlier column this one is a copy, if so."""
+    """Return the name of an earlier column of which this one is a copy, or ``None``."""
     as_text = is_categorical or bool(cells.words.any())
     content = "\0".join(cells.categories()).encode() if as_text else cells.values.tobytes()
     first = seen.setdefault(content, cells.name)
     return None if first == cells.name else f"is a copy of {first!r}"
 
 
-def _refuse_missing(cells: Cells) -> None:
+def refuse_missing(cells: Cells) -> None:
+    """Raise a CellError if a cell is missing."""
     if cells.missing.any():
         row = int(cells.rows[np.flatnonzero(cells.missing)[0]])
         raise CellError("missing value; fill it in, or fit with `missing` impute", cells.name, row)

@@ -1,4 +1,4 @@
-"""How good predictions are on rows whose targets are known."""
+"""The quality of predictions on rows with known targets."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Predictions together with the observed targets, all ``(rows,)``.
+    """Predictions with the observed targets, all ``(rows,)``.
 
     Args:
-        actual: The targets.
+        actual: Observed targets.
         mean: Mean of the predictive distribution.
-        epistemic_std: Its standard deviation from not knowing the function.
-        aleatoric_std: Its standard deviation from noise.
-        lower: End of the interval.
-        upper: End of the interval.
-        pit: Predicted probability of a target at or below the actual one; uniform if the model is calibrated.
-        log_density: Log density of the actual target.
+        epistemic_std: Standard deviation from uncertainty about the function.
+        aleatoric_std: Standard deviation of the noise.
+        lower: Lower end of the interval.
+        upper: Upper end of the interval.
+        pit: Probability integral transform, the predicted probability of a target at or below the observed one;
+            uniform if the model is calibrated.
+        log_density: Log density of the observed target.
         crps: Continuous ranked probability score.
     """
 
@@ -43,7 +44,14 @@ class Evaluation:
 
     @staticmethod
     def of(actual: Array, distribution: Predictive, lower: Array, upper: Array) -> Evaluation:
-        """Evaluate distributions at the observed targets."""
+        """Return the evaluation of predictive distributions and intervals at the observed targets.
+
+        Args:
+            actual: Observed targets.
+            distribution: Predictive distribution of each row.
+            lower: Lower ends of the intervals.
+            upper: Upper ends of the intervals.
+        """
         y = torch.tensor(actual)
         return Evaluation(
             actual=actual,
@@ -59,10 +67,10 @@ class Evaluation:
 
     @staticmethod
     def of_average(actual: Array, mean: float, stddev: float, level: float) -> Evaluation:
-        """What anyone could do: predict the same Gaussian for every row.
+        """Return the evaluation of the baseline that predicts the same Gaussian for every row.
 
         Args:
-            actual: The targets.
+            actual: Observed targets.
             mean: Mean of the training targets.
             stddev: Standard deviation of the training targets.
             level: Level of the interval.
@@ -74,7 +82,7 @@ class Evaluation:
 
     @staticmethod
     def concatenate(parts: Sequence[Evaluation]) -> Evaluation:
-        """Evaluations of consecutive rows as one."""
+        """Return evaluations of consecutive rows as one."""
         names = [part.name for part in fields(Evaluation)]
         return Evaluation(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
@@ -85,11 +93,11 @@ class Evaluation:
 
     @property
     def inside(self) -> NDArray[np.bool_]:
-        """Which targets lie in their interval."""
+        """Whether each target lies in its interval."""
         return (self.lower <= self.actual) & (self.actual <= self.upper)
 
     def scores(self) -> dict[str, float]:
-        """The headline numbers by their name."""
+        """Return the summary scores by name: errors, log density, CRPS, coverage and width of the intervals."""
         error = self.actual - self.mean
         spread = float(np.var(self.actual))
         return {
@@ -104,10 +112,15 @@ class Evaluation:
 
 
 def shown(value: float, digits: int = 4) -> str:
-    """A number with so many significant digits, as people write it.
+    """Return a number with a number of significant digits, in the usual notation.
 
-    >>> shown(123456.7), shown(0.0123456), shown(-2.5), shown(1.5e-9), shown(float("nan"))
-    ('123,457', '0.01235', '-2.500', '1.500e-09', '-')
+    Args:
+        value: The number.
+        digits: Number of significant digits.
+
+    Example:
+        >>> shown(123456.7), shown(0.0123456), shown(-2.5), shown(1.5e-9), shown(float("nan"))
+        ('123,457', '0.01235', '-2.500', '1.500e-09', '-')
     """
     if not math.isfinite(value):
         return "-"
@@ -118,10 +131,11 @@ def shown(value: float, digits: int = 4) -> str:
 
 
 def compact(value: float) -> str:
-    """A number in little space, for the axes of a figure.
+    """Return a number in little space, for the axes of a figure.
 
-    >>> [compact(value) for value in (1995.0, 0.0314159, 12500, 1_285_047, -2.5e9, 0)]
-    ['1995', '0.0314', '12.5k', '1.29M', '-2.5bn', '0']
+    Example:
+        >>> [compact(value) for value in (1995.0, 0.0314159, 12500, 1_285_047, -2.5e9, 0)]
+        ['1995', '0.0314', '12.5k', '1.29M', '-2.5bn', '0']
     """
     for least, unit, name in ((1e9, 1e9, "bn"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if abs(value) >= least:
@@ -130,7 +144,7 @@ def compact(value: float) -> str:
 
 
 def headlines(scores: Mapping[str, float], level: float) -> dict[str, str]:
-    """The scores as people read them, by the name people know."""
+    """Return the scores formatted for people, by their usual names."""
     return {
         "RMSE": shown(scores["rmse"]),
         "MAE": shown(scores["mae"]),

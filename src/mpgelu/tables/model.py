@@ -1,4 +1,4 @@
-"""A model of a table: columns of any kind in, a distribution of the target out, all in one file."""
+"""Models of tables: from columns of any type to a distribution of the target, saved in one file."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import numpy as np
 import pandas as pd
+import pyarrow.dataset as ds
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpgelu.errors import DataError, InputError, closest
+from mpgelu.errors import DataError, InputError
 from mpgelu.estimators.loading import from_description
 from mpgelu.estimators.regressor import MPGELURegressor
 from mpgelu.networks import Parts, parts_of
@@ -22,8 +23,11 @@ from mpgelu.predictive import Predictive
 from mpgelu.storage.arrays import read_arrays, write_arrays
 from mpgelu.storage.schema import Optional, checked
 from mpgelu.tables.cells import Cells
-from mpgelu.tables.encoder import Encoded, Missing, TableEncoder, with_plain_names
+from mpgelu.tables.dataset import Dataset
+from mpgelu.tables.encoder import Encoded, Missing, TableEncoder, check_encoder, with_plain_names
 from mpgelu.tables.evaluation import Evaluation
+from mpgelu.tables.source import check_column
+from mpgelu.tables.streaming import StreamedTable, TableSource, is_streamed, surveyed
 
 OUTPUTS = ("mean", "stddev", "epistemic_std", "aleatoric_std", "lower", "upper")
 FEWEST_ROWS = 10
@@ -36,13 +40,13 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class TableModel:
-    """A regressor together with what the columns of its table mean.
+    """A regressor together with the encoding of the columns of its table.
 
     Args:
-        target: name of the column that is predicted.
-        encoder: turns the other columns into numbers.
-        regressor: fitted on these.
-        rows: how many it was fitted on.
+        target: Name of the predicted column.
+        encoder: Encoding of the other columns.
+        regressor: Regressor that was fitted on the encoded columns.
+        rows: Number of training rows.
 
     Example:
         >>> from sklearn.datasets import load_diabetes
@@ -61,7 +65,7 @@ class TableModel:
     @classmethod
     def fit(
         cls,
-        frame: pd.DataFrame,
+        frame: pd.DataFrame | TableSource,
         target: str,
         *,
         missing: Missing = "impute",
@@ -69,12 +73,17 @@ class TableModel:
         drop: Iterable[str] = (),
         calibrate: float = 0.0,
         compact: bool = False,
+        stream: bool | None = None,
         **settings: Any,
     ) -> Self:
         """Learn to predict one column of a table from the others.
 
+        A table in files of more than 1,000,000 rows or 50 million cells is not read into memory: one pass looks at all
+        rows, and training reads them row group by row group, see :meth:`MPGELURegressor.fit_stream`.
+
         Args:
-            frame: the table; rows without a target are left out.
+            frame: the table, of which rows without a target are left out: a data frame, the path of a Parquet file or
+                of a folder of them, or a ``pyarrow.dataset.Dataset``.
             target: name of the column to predict.
             missing: ``"impute"`` fills missing cells, ``"error"`` refuses them.
             categorical: columns of numbers to be taken as names.
@@ -82,11 +91,44 @@ class TableModel:
             calibrate: share of the rows kept from training to calibrate the intervals on, as
                 :meth:`MPGELURegressor.calibrate` does.
             compact: distill the ensemble into one network afterwards, as :meth:`MPGELURegressor.distill` does.
+            stream: whether files are streamed; ``None`` decides by their size. A data frame never is.
             settings: of :class:`MPGELURegressor`.
         """
-        known, y = read_target(frame, target)
-        encoder = prepare(known, y, target, missing=missing, categorical=list(categorical), drop=list(drop))
-        return cls.train(known, y, target, encoder, calibrate=calibrate, compact=compact, **settings)
+        columns: dict[str, Any] = {"missing": missing, "categorical": list(categorical), "drop": list(drop)}
+        if not isinstance(frame, str | os.PathLike | ds.Dataset):
+            if stream:
+                raise InputError("fit: stream is for Parquet files and datasets; a data frame is in memory already")
+            known, y = read_target(frame, target)
+            encoder = prepare(known, y, target, **columns)
+            return cls.train(known, y, target, encoder, calibrate=calibrate, compact=compact, **settings)
+        table = Dataset(frame)
+        if not is_streamed(table, stream):
+            with table.located():
+                return cls.fit(table.read(), target, calibrate=calibrate, compact=compact, **columns, **settings)
+        found = surveyed(
+            table,
+            target,
+            calibrate=calibrate,
+            seed=seed if isinstance(seed := settings.get("random_state"), int) else 0,
+            **columns,
+        )
+        return cls.train_streamed(found, compact=compact, **settings)
+
+    @classmethod
+    def train_streamed(cls, table: StreamedTable, *, compact: bool = False, **settings: Any) -> Self:
+        """As :meth:`fit`, with a table that has been looked at once and is streamed.
+
+        Args:
+            table: The result of :func:`surveyed`.
+            compact: as in :meth:`fit`.
+            settings: as in :meth:`fit`.
+        """
+        regressor = MPGELURegressor(**settings).fit_stream(table, spent=table.seconds)
+        if compact:
+            regressor = regressor.distill(verbose=bool(settings.get("verbose")))
+        if len(table.calibration.y):
+            regressor.calibrate(table.calibration.X, table.calibration.y)
+        return cls(table.target_name, table.encoder, regressor, table.rows)
 
     @classmethod
     def train(
@@ -100,16 +142,16 @@ class TableModel:
         compact: bool = False,
         **settings: Any,
     ) -> Self:
-        """As :meth:`fit`, with a target and columns that have been looked at already.
+        """Fit a model as :meth:`fit` does, with a target and columns that have been checked already.
 
         Args:
-            known: Rows whose target is known, as :func:`read_target` gives them.
+            known: Rows with a known target, as :func:`read_target` returns them.
             y: Their targets, ``(rows,)``.
             target: Name of the column to predict.
             encoder: The result of :func:`prepare`.
-            calibrate: as in :meth:`fit`.
-            compact: as in :meth:`fit`.
-            settings: as in :meth:`fit`.
+            calibrate: As in :meth:`fit`.
+            compact: As in :meth:`fit`.
+            **settings: As in :meth:`fit`.
         """
         X = encoder.encode(known).X
         held, kept = split("calibrate", len(y), calibrate, settings.get("random_state"))
@@ -121,52 +163,75 @@ class TableModel:
         return cls(target, encoder, regressor, len(kept))
 
     def distill(self, rows: pd.DataFrame | Encoded | None = None, **settings: Any) -> Self:
-        """The same with one network in the place of the ensemble; see :meth:`MPGELURegressor.distill`.
+        """Return the same model with one network in place of the ensemble; see :meth:`MPGELURegressor.distill`.
 
         Args:
-            rows: a table with the columns of the training table, or that table encoded; targets are not needed. A
-                model that was read from a file needs it.
-            settings: of :meth:`MPGELURegressor.distill`.
+            rows: A table with the columns of the training table, or that table encoded; targets are not needed. It is
+                required for a model that was read from a file.
+            **settings: Arguments of :meth:`MPGELURegressor.distill`.
         """
         encoded = self.encoder.encode(rows) if isinstance(rows, pd.DataFrame) else rows
         return replace(self, regressor=self.regressor.distill(None if encoded is None else encoded.X, **settings))
 
-    def predict(self, rows: pd.DataFrame | Encoded, level: float = 0.9) -> pd.DataFrame:
+    @overload
+    def predict(self, rows: pd.DataFrame | Encoded, level: float = 0.9) -> pd.DataFrame: ...
+    @overload
+    def predict(self, rows: TableSource, level: float = 0.9) -> Iterator[pd.DataFrame]: ...
+    def predict(
+        self, rows: pd.DataFrame | Encoded | TableSource, level: float = 0.9
+    ) -> pd.DataFrame | Iterator[pd.DataFrame]:
         """The columns :data:`OUTPUTS`, of standard deviations and the ends of an interval, for each row.
 
+        It is what Dask, Ray Data and Spark need to predict tables in parts, see ``docs/workers.md``.
+
         Args:
-            rows: a table with the columns of the training table, or that table encoded.
+            rows: a table with the columns of the training table, or that table encoded. Of a Parquet file, a folder of
+                them or a ``pyarrow.dataset.Dataset`` the predictions come in parts, as the table is read: one frame for
+                some thousand rows, whose index counts the rows of the table.
             level: probability of the interval, strictly between 0 and 1.
         """
+        if isinstance(rows, str | os.PathLike | ds.Dataset):
+            return self._predicted(Dataset(rows), level)
         X = (self.encoder.encode(rows) if isinstance(rows, pd.DataFrame) else rows).X
         parts = np.empty((len(X), len(OUTPUTS)))
-        for at, p, ends in self._distributions(X, level):
+        for at, p, ends in self._distributions(X, level) if len(X) else ():  # engines have parts without rows
             moments = (p.mean, p.stddev, p.epistemic_variance.sqrt(), p.aleatoric_variance.sqrt())
             parts[at] = np.stack([*moments, *ends], 1)
         index = rows.index if isinstance(rows, pd.DataFrame) else None
         return pd.DataFrame(parts, columns=list(OUTPUTS), index=index)
 
+    def _predicted(self, table: Dataset, level: float) -> Iterator[pd.DataFrame]:
+        """Predictions of a table in parts."""
+        with table.located():
+            for part in table.frames():
+                yield self.predict(part, level)
+
     def evaluate(self, rows: Encoded, actual: Array, level: float = 0.9) -> Evaluation:
-        """Predictions beside what came true.
+        """Return predictions together with the observed targets.
 
         Args:
-            rows: encoded.
-            actual: their targets.
-            level: probability of the intervals.
+            rows: Encoded rows.
+            actual: Observed targets, ``(rows,)``.
+            level: Probability of the intervals.
         """
         parts = [Evaluation.of(actual[at], p, *ends) for at, p, ends in self._distributions(rows.X, level)]
         return Evaluation.concatenate(parts)
 
     def average(self, actual: Array, level: float = 0.9) -> Evaluation:
-        """Predicting the average of the training targets for all rows, to compare with."""
+        """Return the evaluation of the baseline that predicts the average of the training targets.
+
+        Args:
+            actual: Observed targets, ``(rows,)``.
+            level: Probability of the intervals.
+        """
         ensemble = self.regressor.ensemble_
         return Evaluation.of_average(actual, float(ensemble.target_mean), float(ensemble.target_scale), level)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything to one file, for :func:`mpgelu.load`.
+        """Write the model to one file, which :func:`mpgelu.load` reads.
 
         Args:
-            path: of the file.
+            path: File to write.
         """
         arrays, about = self.regressor.described()
         table = {
@@ -179,7 +244,10 @@ class TableModel:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read what :meth:`save` wrote.
+        """Read the model that :meth:`save` has written.
+
+        Args:
+            path: File to read.
 
         Raises:
             DataError: The file is missing, altered, or not the model of a table.
@@ -190,7 +258,7 @@ class TableModel:
         return model
 
     def _distributions(self, X: Array, level: float) -> Iterator[tuple[slice, Predictive, tuple[Array, Array]]]:
-        """Distributions and intervals, a few rows at a time, whose numbers stay in the processor's cache."""
+        """Return distributions and intervals, computed for a few rows at a time that fit the processor's cache."""
         self.regressor.check_level(level)
         for at, p in self.regressor.distributions(X, nodes=_NODES, rows_at_once=_ROWS_AT_ONCE):
             yield at, p, self.regressor.interval_of(p, level, _TOLERANCE)
@@ -203,15 +271,15 @@ def _(model: TableModel, caller: str, **_: Any) -> Parts:
 
 
 def load(path: str | os.PathLike[str]) -> Any:
-    """Read a model from the file that its ``save`` wrote; its predictions are bit-identical.
+    """Read a model from a file that its ``save`` has written; its predictions are bit-identical.
 
-    Nothing in the file is executed. The networks that ``warm_start`` would go on from are not part of it.
+    Nothing in the file is executed. The networks from which ``warm_start`` would continue are not part of it.
 
     Args:
-        path: of the file.
+        path: File to read.
 
     Returns:
-        What was saved: an :class:`MPGELURegressor`, or a :class:`TableModel`, which ``mpgelu fit`` writes.
+        An :class:`MPGELURegressor`, or a :class:`TableModel` such as ``mpgelu fit`` writes.
 
     Raises:
         DataError: The file is missing, not a model, truncated, altered, or from a newer version of this library.
@@ -225,7 +293,7 @@ def load(path: str | os.PathLike[str]) -> Any:
 
 
 def _from_description(arrays: dict[str, Tensor], about: dict[str, Any]) -> MPGELURegressor | TableModel:
-    """What was saved, an estimator or a model of a table."""
+    """Return the saved estimator or table model."""
     regressor = from_description(arrays, about)
     if "table" not in about:
         return regressor
@@ -248,18 +316,18 @@ def prepare(
     categorical: Collection[str],
     drop: Collection[str],
 ) -> TableEncoder:
-    """Look at a training table before any training: what each column is, or what is wrong.
+    """Check a training table before training, and determine the encoding of its columns.
 
     Args:
-        known: Rows whose target is known, as :func:`read_target` gives them.
+        known: Rows with a known target, as :func:`read_target` returns them.
         y: Their targets, ``(rows,)``.
         target: Name of the column to predict.
-        missing: as in :meth:`TableModel.fit`.
-        categorical: as in :meth:`TableModel.fit`.
-        drop: as in :meth:`TableModel.fit`.
+        missing: As in :meth:`TableModel.fit`.
+        categorical: As in :meth:`TableModel.fit`.
+        drop: As in :meth:`TableModel.fit`.
 
     Raises:
-        DataError: The table lacks a column that is named, or cannot be learned from.
+        DataError: The table lacks a named column, or cannot be learned from.
     """
     names = list(map(str, known))
     for name in (*categorical, *drop):
@@ -270,24 +338,17 @@ def prepare(
         raise DataError(f"{len(y)} row{'s' * (len(y) != 1)} with a target; a model needs at least {FEWEST_ROWS}")
     if np.ptp(y) == 0:
         raise DataError(f"the target {target!r} is {y[0]:g} in every row; there is nothing to predict")
-    if len(names) == 1:
-        raise DataError(f"no column beside the target {target!r}; a model needs something to predict from")
     encoder = TableEncoder.learn(known.drop(columns=target), missing=missing, categorical=categorical, drop=drop)
-    if not encoder.columns:
-        reasons = "; ".join(f"{name!r} {reason}" for name, reason in encoder.dropped.items())
-        raise DataError(f"no column is left to predict from: {reasons}")
+    check_encoder(encoder, target)
     return encoder
 
 
-def check_column(name: str, names: list[str]) -> None:
-    """Raise a DataError that suggests another name if this one is not there."""
-    if name not in names:
-        shown = ", ".join(names[:10]) + ", ..." * (len(names) > 10)
-        raise DataError(f"there is no column {name!r}{closest(name, names) or f'; the columns are {shown}'}")
-
-
 def read_target(frame: pd.DataFrame, target: str) -> tuple[pd.DataFrame, Array]:
-    """The rows whose target is known, and the targets ``(rows,)``.
+    """Return the rows with a known target, and the targets ``(rows,)``.
+
+    Args:
+        frame: The table.
+        target: Name of the target column.
 
     Raises:
         DataError: There is no such column, or (as a :class:`CellError`) a target is not a finite number.
@@ -299,7 +360,14 @@ def read_target(frame: pd.DataFrame, target: str) -> tuple[pd.DataFrame, Array]:
 
 
 def split(option: str, rows: int, share: float, seed: object) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row numbers of a random share, and of the rest; ``option`` is what the share is called in an error."""
+    """Return the numbers of a random share of the rows, and of the others.
+
+    Args:
+        option: Name of the share in error messages.
+        rows: Number of rows.
+        share: Share of the rows, between 0 and 1.
+        seed: Seed of the choice.
+    """
     held = round(rows * share) if 0 <= share < 1 else -1
     if held < 0 or (share and not FEWEST_ROWS <= held <= rows - FEWEST_ROWS):
         count = f", which is {held} of {rows}" if held >= 0 else ""

@@ -1,4 +1,4 @@
-"""Writing a table a part at a time, so that a file is there whole or not at all."""
+"""Writing of tables in parts, such that a file appears as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _ENDINGS = ("", ".csv", ".txt", ".parquet")
 
 
 class Sink:
-    """Takes the parts of a table and writes them as CSV, or as Parquet to a file of that ending.
+    """Write the parts of a table as CSV, or as Parquet to a file with that extension.
 
-    Used as a context. A file appears under its name when the context ends without an error; until then the parts are
-    in a hidden file beside it, which an error removes.
+    The parts are written in the context :meth:`opened`. The file appears under its name when the context ends without
+    an error; until then the parts are in a hidden file in the same folder, which is removed on errors.
 
     Args:
-        path: Path of the file; ``None`` or ``"-"`` is standard output, where parts appear as they come.
+        path: File to write; ``None`` or ``"-"`` is standard output, where parts appear immediately.
     """
 
     def __init__(self, path: str | Path | None) -> None:
@@ -40,7 +40,11 @@ class Sink:
 
     @contextmanager
     def opened(self) -> Iterator[Sink]:
-        """The context in which parts can be written."""
+        """Return the context in which parts can be written.
+
+        Raises:
+            DataError: The file cannot be written.
+        """
         if self.path is None:
             self._text = sys.stdout
             yield self
@@ -67,7 +71,7 @@ class Sink:
             beside.unlink(missing_ok=True)
 
     def write(self, part: pd.DataFrame) -> None:
-        """Add rows; all parts have the same columns."""
+        """Append rows; all parts must have the same columns."""
         if self._text is None:
             self._write_parquet(part)
         else:
@@ -76,6 +80,7 @@ class Sink:
 
     @contextmanager
     def _to_file(self, path: Path) -> Iterator[None]:
+        """Open a hidden file for the context, and rename it at the end."""
         if self.path is not None and self.path.suffix.lower() == ".parquet":
             self._place = path
             try:
@@ -89,6 +94,7 @@ class Sink:
                 yield
 
     def _write_parquet(self, part: pd.DataFrame) -> None:
+        """Append rows to a Parquet file, with the schema of the first part."""
         if self._writer is None:
             table = pa.Table.from_pandas(part, preserve_index=False)
             self._writer = pq.ParquetWriter(self._place, table.schema)

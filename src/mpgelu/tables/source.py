@@ -1,4 +1,4 @@
-"""Reading a CSV or Parquet table, from a file or standard input, a part at a time."""
+"""Reading of CSV and Parquet tables, from a file or standard input, in parts of bounded size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mpgelu.errors import DataError
+from mpgelu.errors import DataError, closest
 from mpgelu.tables.cells import CellError
 
 ROWS_AT_ONCE = 8192
@@ -29,11 +29,11 @@ _HEADER_BYTES = 4096
 class Source:
     """A table that is read in parts of bounded size; errors name the file, the column and the line.
 
-    The format is recognised by the first bytes: Parquet, gzip, or else CSV in UTF-8 with a header line.
+    The format is recognised by the first bytes: Parquet, gzip, or otherwise CSV in UTF-8 with a header line.
 
     Args:
-        path: Path of the file; ``"-"`` is standard input.
-        delimiter: Between the cells of a CSV file.
+        path: File to read; ``"-"`` is standard input.
+        delimiter: Delimiter between the cells of a CSV file.
     """
 
     def __init__(self, path: str | Path, delimiter: str = ",") -> None:
@@ -44,17 +44,20 @@ class Source:
         self.fraction_read: float | None = None  # None while unknown
 
     def read(self) -> pd.DataFrame:
-        """The whole table."""
+        """Return the whole table as one data frame; see :meth:`frames`."""
         return pd.concat(list(self.frames()))
 
     def frames(self, rows: int = ROWS_AT_ONCE) -> Iterator[pd.DataFrame]:
-        """Parts of the table, one at least; the index counts rows from 0.
+        """Iterate over parts of the table, at least one; the index counts rows from 0.
 
-        Cells of a CSV file stay the text they are; a line with too few has empty ones at its end. Columns of a Parquet
-        file keep their type.
+        Cells of a CSV file are returned as text; a line with too few cells has empty ones at its end. Columns of a
+        Parquet file keep their type.
+
+        Args:
+            rows: Number of rows in a part.
 
         Raises:
-            DataError: The file cannot be read, has no rows, or has a bad header or line.
+            DataError: The file cannot be read, has no rows, or has an invalid header or line.
         """
         with self.located(), self._opened() as stream:
             start = _peek(stream)
@@ -72,20 +75,22 @@ class Source:
 
     @contextmanager
     def located(self) -> Iterator[None]:
-        """Say of an error in a cell which file and line it is in."""
+        """Add file and line to errors in cells that are raised in this context."""
         try:
             yield
         except CellError as error:
-            at = "" if error.row is None else f", {self._place(error.row)}"
-            raise DataError(f"{self.name}, column {error.column!r}{at}: {error.problem}") from error
+            raise DataError(f"{self._located(error.column, error.row)}: {error.problem}") from error
 
-    def _place(self, row: int) -> str:
-        if self.is_standard_input:
-            return f"row {row + 1}"
-        return place_of_row(self.path, row)
+    def _located(self, column: str, row: int | None) -> str:
+        """Where a cell stands, or a column."""
+        name = f"{self.name}, column {column!r}"
+        if row is None:
+            return name
+        return f"{name}, row {row + 1}" if self.is_standard_input else f"{name}, {place_of_row(self.path, row)}"
 
     @contextmanager
     def _opened(self) -> Iterator[BufferedReader]:
+        """Open the file or standard input as a stream of bytes."""
         if self.is_standard_input and sys.stdin is None:
             raise DataError("standard input is closed; send a table to it, or give the name of a file")
         if not self.is_standard_input and not self.path.exists():
@@ -100,6 +105,7 @@ class Source:
             raise DataError(f"cannot read {self.name}: {error.strerror or error}") from error
 
     def _csv(self, stream: BufferedReader, is_compressed: bool, rows: int) -> Iterator[pd.DataFrame]:
+        """Iterate over parts of a CSV stream."""
         content: IO[bytes] = gzip.GzipFile(fileobj=stream) if is_compressed else stream  # type: ignore[assignment]
         size = None if self.is_standard_input else self.path.stat().st_size
         start, header = b"", list[str]()
@@ -133,25 +139,24 @@ class Source:
             raise DataError(f"{self.name} is empty") from error
         except (ValueError, EOFError, OSError, zlib.error) as error:
             self._check_delimiter(start.decode("utf-8-sig", errors="replace"))
-            raise DataError(f"cannot read {self.name}: {_reason(error)}") from error
+            raise DataError(f"cannot read {self.name}: {reason(error)}") from error
 
     def _parquet(self, stream: BufferedReader, rows: int) -> Iterator[pd.DataFrame]:
+        """Iterate over parts of a Parquet file."""
         try:
             file = pq.ParquetFile(BytesIO(stream.read()) if self.is_standard_input else stream)
             total, start = file.metadata.num_rows, 0
             for batch in file.iter_batches(rows):
-                part = _without_views(batch).to_pandas(types_mapper=pd.ArrowDtype, ignore_metadata=True)
-                part = part.loc[:, [name for name in part if not str(name).startswith("__index_level_")]]
-                part.index = pd.RangeIndex(start, start + len(part))
+                part = to_frame(batch, start)
                 start += len(part)
                 self.fraction_read = start / total
                 self._check_names(list(map(str, part)))
                 yield part
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"cannot read {self.name}: {_reason(error)}") from error
+            raise DataError(f"cannot read {self.name}: {reason(error)}") from error
 
     def _check_header(self, header: list[str]) -> None:
-        """Refuse what is not a line of column names."""
+        """Raise if the first line is not a line of column names."""
         if len(header) == 1:
             self._check_delimiter(header[0])
         self._check_names(header)
@@ -159,7 +164,7 @@ class Source:
             raise DataError(f"{self.name} begins with numbers, {header[:3]}; add a first line with the columns' names")
 
     def _check_delimiter(self, text: str) -> None:
-        """Refuse a first line that another delimiter would divide."""
+        """Raise if another delimiter would split the first line."""
         header = next(iter(text.splitlines()), "")
         for delimiter in _DELIMITERS:
             if delimiter in header and self.delimiter not in header:
@@ -170,6 +175,7 @@ class Source:
                 )
 
     def _check_names(self, names: list[str]) -> None:
+        """Raise if a column has no name, or two have the same."""
         if "" in names:
             raise DataError(
                 f"{self.name}: column {names.index('') + 1} has no name in the first line; name it, or leave it out"
@@ -179,11 +185,20 @@ class Source:
 
 
 def _peek(stream: BufferedReader) -> bytes:
+    """Return the first bytes of a stream without consuming them."""
     return stream.peek(4)[:4]
 
 
+def to_frame(batch: pa.RecordBatch, start: int) -> pd.DataFrame:
+    """Rows of Arrow for pandas, without what pandas wrote of an index; the index counts from ``start``."""
+    frame: pd.DataFrame = _without_views(batch).to_pandas(types_mapper=pd.ArrowDtype, ignore_metadata=True)
+    if index := [name for name in frame if str(name).startswith("__index_level_")]:
+        frame = frame.drop(columns=index)
+    return frame.set_axis(pd.RangeIndex(start, start + len(frame)), axis="index")
+
+
 def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same rows with string views as strings, which pandas can work with."""
+    """Return the same rows with string views converted to strings, which pandas supports."""
     fields = [
         field.with_type(_PLAIN[str(field.type)]) if str(field.type) in _PLAIN else field for field in batch.schema
     ]
@@ -193,14 +208,26 @@ def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
 _PLAIN = {"string_view": pa.string(), "binary_view": pa.binary()}
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """The words of another library, on one line."""
     words = " ".join(str(error).split())
     return words.removeprefix("Error tokenizing data. C error: ") or type(error).__name__
 
 
+def check_column(name: str, names: list[str]) -> None:
+    """Raise a DataError that suggests another name if this one is not there."""
+    if name not in names:
+        shown = ", ".join(names[:10]) + ", ..." * (len(names) > 10)
+        raise DataError(f"there is no column {name!r}{closest(name, names) or f'; the columns are {shown}'}")
+
+
 def place_of_row(path: Path, row: int) -> str:
-    """Return where a row stands in its file, counting from 1; CSV files may hold blank lines."""
+    """Return where a row is in its file, counting from 1; CSV files may contain blank lines.
+
+    Args:
+        path: The file.
+        row: Number of the row from 0.
+    """
     if path.suffix.lower() != ".csv":
         return f"row {row + 1}"
     with path.open(encoding="utf-8-sig", newline="") as stream:

@@ -1,4 +1,4 @@
-"""One training loop, for one network or for many stacked as one, and the parts it is made of."""
+"""The training loop, for one network or a stack of networks, and its components."""
 
 from mpgelu.training.best import Best
 from mpgelu.training.interrupts import Interrupts

@@ -1,4 +1,4 @@
-"""The best state of each model so far."""
+"""The best state of each model during training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from torch import Tensor, nn
 
 
 class Best:
-    """The state of each model at its best validation loss."""
+    """The parameters of each model at its smallest validation loss.
+
+    Args:
+        network: The network or stack that is trained.
+        models: Shape of the model dimensions; empty for a single network.
+        likelihood: A likelihood whose parameters are trained too; ``None`` if there are none.
+
+    Attributes:
+        loss: Smallest validation loss of each model, ``(*models,)``.
+        epoch: Epoch of that loss, ``(*models,)``.
+        seen: Validation losses of all epochs.
+    """
 
     def __init__(self, network: nn.Module, models: torch.Size, likelihood: nn.Module | None) -> None:
         self.network = network
@@ -20,7 +31,7 @@ class Best:
         self.state: list[Tensor] = []
 
     def see(self, losses: Tensor) -> None:
-        """Take note of the validation losses after an epoch, and of the models that improved."""
+        """Record the validation losses ``(*models,)`` after an epoch, and the state of the models that improved."""
         better = losses < self.loss  # false for a non-finite loss
         self.loss = torch.where(better, losses, self.loss)
         self.epoch = torch.where(better, len(self.seen), self.epoch)

@@ -166,7 +166,7 @@ def _digest(*tensors: Tensor) -> str:
     """Shape and a hash of all numbers."""
     digest = sha256()
     for tensor in tensors:
-        digest.update(memoryview(tensor.detach().cpu().contiguous().view(torch.uint8).numpy()))
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return f"{tuple(tensors[0].shape)} of hash {digest.hexdigest()[:16]}"
 
 

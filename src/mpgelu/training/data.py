@@ -1,4 +1,4 @@
-"""What can be trained on: arrays or tensors of all rows, or a loader that gives batches."""
+"""Training data: arrays or tensors of all rows, or a loader of batches."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ class Rows:
         self.X, self.y = data
         self.first = self.X[..., :size, :], self.y[..., :size]
         self._size, self._drop_last = size, drop_last
-        self.generator = torch.Generator().manual_seed(seed)
-        self._shuffle = shuffle or (lambda generator: torch.rand(self.y.shape, generator=generator))
+        self.generator = torch.Generator("cpu").manual_seed(seed)
+        self._shuffle = shuffle or (
+            lambda generator: torch.rand(self.y.shape, generator=generator, device=generator.device)
+        )
 
     def epoch(self, number: int = 0) -> Iterator[Pair]:
         """Shuffle the rows of every model once, then cut slices: no copying per batch.
@@ -91,14 +93,14 @@ class Loader:
 def source(
     data: Data, like: Tensor, size: int, drop_last: bool, seed: int, shuffle: Shuffle | None = None
 ) -> Rows | Loader:
-    """All rows at once if the data is a pair, otherwise batches."""
+    """Return the source of batches: all rows for a pair of arrays, otherwise the given iterable of batches."""
     if not is_whole(data):
         return Loader(data, like)
     return Rows(check_data("data", data, like), size, drop_last, seed, shuffle)
 
 
 def all_rows(name: str, data: Data, like: Tensor) -> Pair:
-    """Features and targets of a pair, or of all batches of a loader."""
+    """Return features and targets of a pair, or of all batches of a loader."""
     if is_whole(data):
         return check_data(name, data, like)
     pairs = [check_data(name, batch, like) for batch in data]
@@ -114,11 +116,22 @@ def is_whole(data: object) -> bool:
 
 
 def _is_pair(data: object) -> bool:
+    """Return whether data is a pair (features, targets) and not an iterable of batches."""
     return isinstance(data, tuple | list) and len(data) == 2 and not isinstance(data[0], tuple | list)
 
 
 def check_data(name: str, data: Any, like: Tensor) -> Pair:
-    """Features and targets as finite float tensors that belong together."""
+    """Return features and targets as finite float tensors of matching shapes.
+
+    Args:
+        name: Name of the argument in error messages.
+        data: The pair.
+        like: Tensor whose device is used, and whose dtype numpy arrays get.
+
+    Raises:
+        InputError: The data is not a pair of numeric arrays ``(*models, rows, n)`` and ``(*models, rows)``, is empty,
+            or contains values that are not finite.
+    """
     if not _is_pair(data):
         raise InputError(
             f"fit: {name} must be a pair (features, targets) of tensors or arrays, or a DataLoader of such pairs, got "
@@ -143,7 +156,7 @@ def check_data(name: str, data: Any, like: Tensor) -> Pair:
 
 
 def _as_tensor(name: str, part: str, values: Any, like: Tensor) -> Tensor:
-    """A tensor on the device of ``like``; what is not one yet gets its dtype too."""
+    """Return a tensor on the device of ``like``; arrays also get its dtype."""
     if isinstance(values, Tensor):
         return values.to(like.device)
     array = np.asarray(values)

@@ -1,4 +1,4 @@
-"""One training loop, for one network or for many stacked as one."""
+"""The training loop, for one network or a stack of networks."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def fit(
     for name, number in (("epochs", epochs), ("batch_size", batch_size)):
         if number < 1:
             raise InputError(f"fit: {name} must be at least 1, got {number}")
-    like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
+    like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0, device="cpu"))
     compile = compile and native.can_compile()
     run = network if compile else as_function(network)
 
@@ -139,7 +139,9 @@ def fit(
         if validation is not None:
             held_out = processes.part(all_rows("validation", validation, like), is_whole=is_whole(validation))
         models = rows.first[1].shape[:-1]
-        losses = processes.objective(network, likelihood, torch.compile(row_losses) if compile else row_losses)
+        losses = processes.objective(
+            network, likelihood, _evaluated(torch.compile(row_losses) if compile else row_losses)
+        )
         trainer = Trainer(network, likelihood, models, losses, optimizer, scheduler, penalty, clip, processes)
         best = Best(network, models, likelihood if isinstance(likelihood, nn.Module) and not models else None)
         history: list[Tensor] = []
@@ -159,7 +161,7 @@ def fit(
                 bar.update(task, advance=1, loss=history[-1].mean().item())
                 if held_out is not None:
                     with torch.no_grad():
-                        best.see(processes.mean(row_losses(*held_out)))
+                        best.see(processes.mean(_evaluated(row_losses)(*held_out)))
                 if keeper:
                     keeper.write_now_and_then(history)
             if keeper and not interrupts.seen:
@@ -177,6 +179,16 @@ def fit(
     )
 
 
+def _evaluated(losses: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Losses of the parameters as they are: inside ``torch.autocast`` torch keeps rounded copies of earlier ones."""
+
+    def evaluate(*batch: Tensor) -> Tensor:
+        torch.clear_autocast_cache()
+        return losses(*batch)
+
+    return evaluate
+
+
 def _is_stuck(best: Best, patience: int | None) -> bool:
     """Whether no model has improved for longer than one wants to wait."""
     return patience is not None and bool(best.seen) and best.epochs_without_improvement >= patience
@@ -190,7 +202,7 @@ def _remedy(checkpoint: str | Path | None) -> str:
 
 
 def _check_likelihood(likelihood: object) -> None:
-    """An object, not a class or a loss, that knows the expected log-likelihood under moments."""
+    """Raise if the likelihood is a class, or has no method ``expected_log_prob``."""
     if isinstance(likelihood, type):
         raise InputError(f"fit: likelihood must be an object, got a class; did you mean {likelihood.__name__}()?")
     if not callable(getattr(likelihood, "expected_log_prob", None)):

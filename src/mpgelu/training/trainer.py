@@ -1,4 +1,4 @@
-"""Steps of the optimiser, with each model kept finite on its own."""
+"""Optimiser steps that keep each model of a stack finite independently of the others."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Schedulers = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRSchedu
 
 
 class RecoveryWarning(UserWarning):
-    """The loss became non-finite and training went on from the last good state with a smaller step."""
+    """The loss became non-finite, and training continues from the last good state with a smaller step."""
 
 
 class Likelihood(Protocol):
-    """What training needs of a likelihood."""
+    """The part of a likelihood that training uses."""
 
     def expected_log_prob(self, moments: Any, y: Tensor) -> Tensor:
-        """Expected log-likelihood of each target, in closed form."""
+        """Return the expected log-likelihood of each target, in closed form."""
 
 
 class Trainer:
@@ -90,7 +90,7 @@ class Trainer:
         return total / count
 
     def step(self, *batch: Tensor) -> Tensor:
-        """One step of the optimiser, undone for the models that have become non-finite; the losses before it."""
+        """Take one optimiser step, undo it for models that became non-finite, and return the losses before it."""
         snapshot_due = self.steps % _SNAPSHOT_EVERY == 0
         damped = bool((self.step_scale < 1).any())
         before = [p.detach().clone() for p in self.parameters] if snapshot_due or damped else []
@@ -107,14 +107,14 @@ class Trainer:
         return self.losses_seen
 
     def finish(self, *batch: Tensor) -> None:
-        """Undo a last step that went wrong: its loss is not seen by any further step."""
+        """Undo the last step if its loss, which no later step evaluates, is not finite."""
         with torch.no_grad():
             self.good = torch.isfinite(self.processes.mean(self.losses(*batch)))
         if not self.good.all():
             self._recover()
 
     def _backward(self, batch: tuple[Tensor, ...]) -> float:
-        """Total loss, with clipped gradients left on the parameters; those of a non-finite model are zero."""
+        """Return the total loss, with clipped gradients on the parameters; gradients of non-finite models are zero."""
         self.optimizer.zero_grad()
         losses = self.losses(*batch)
         if self.penalty is not None:
@@ -134,6 +134,11 @@ class Trainer:
         return float(torch.where(self.good, self.losses_seen, 0).sum())
 
     def _recover(self) -> None:
+        """Restore the last good state of the models that became non-finite, halve their steps, and warn.
+
+        Raises:
+            TrainingError: Recoveries are too many to continue.
+        """
         bad = ~self.good
         self.step_scale = torch.where(bad, self.step_scale / 2, self.step_scale)
         with torch.no_grad():
@@ -154,26 +159,33 @@ class Trainer:
             warnings.warn(message, RecoveryWarning, stacklevel=5)
 
     def _blend(self, start: list[Tensor], scale: Tensor) -> None:
+        """Move the parameters from ``start`` by only a fraction ``scale`` of the step that was taken."""
         with torch.no_grad():
             for p, before in zip(self.parameters, start, strict=True):
                 p.copy_(torch.lerp(before, p, self._align(scale, p).to(p)))
 
     def _scale_gradients(self, scale: Tensor) -> None:
+        """Multiply the gradients of each model by a factor, ``(*models,)``."""
         for p in self.parameters:
             _gradient(p).mul_(self._align(scale, p).to(p))
 
     def _norm(self, p: nn.Parameter) -> Tensor:
-        """Norm of the gradient of each model, ``(*models,)``."""
+        """Return the norm of the gradient of each model, ``(*models,)``."""
         gradient = _gradient(p).reshape(*self.models, -1)
         norm: Tensor = torch.linalg.vector_norm(gradient, dim=-1, dtype=torch.float64)
         return norm
 
     def _align(self, per_model: Tensor, p: Tensor) -> Tensor:
-        """A value for each model, shaped to broadcast against a parameter."""
+        """Return a value for each model, in a shape that broadcasts against a parameter."""
         return per_model.reshape((*self.models, *[1] * (p.dim() - len(self.models))))
 
 
 def _gradient(p: nn.Parameter) -> Tensor:
+    """Return the gradient of a parameter.
+
+    Raises:
+        TrainingError: The parameter has no gradient because the loss does not depend on it.
+    """
     if p.grad is None:
         raise TrainingError("fit: a parameter of the network takes no part in the loss; freeze it or remove it")
     return p.grad

@@ -23,6 +23,10 @@ _GROWTH = 0.67  # of the rows seen with the rows of the table, as a power
 _COARSE = 0.05  # sigma of an embedding that hardly resolves more than the feature itself
 _BATCH_SIZES = ((299, 32), (1_499, 64), (4_999, 128), (math.inf, 256))  # (largest number of rows, batch)
 _FEWEST_STEPS = 50
+_WIDTH = 128  # of both hidden layers, up to this many rows of the table:
+_ROWS_OF_WIDTH = 100_000
+_WIDTH_GROWTH = 0.15  # of the width with the rows, as a power
+_MOST_OF_BRIEF = 1_000_000  # rows; more are never so few and full of noise that brief training is best
 _NOISES = ("heteroscedastic", "homoscedastic")
 
 
@@ -55,7 +59,7 @@ def settings_of(estimator: Any, rows: int, features: int) -> Settings:
     batch_size = min(int(estimator.batch_size or _batch_size(rows)), trained)
     steps = estimator.steps or max(_FEWEST_STEPS, round(_epochs(rows, features) * (trained / batch_size)))
     return Settings(
-        kinds=_kinds(estimator),
+        kinds=_kinds(estimator, rows),
         process=estimator.likelihood is None and estimator.brief and rows <= _MOST_OF_PROCESS,
         folds=folds,
         steps=max(1, round(steps * estimator.effort)),
@@ -79,12 +83,21 @@ def _epochs(rows: int, features: int) -> float:
 
 
 def _batch_size(rows: int) -> int:
-    return next(size for most, size in _BATCH_SIZES if rows <= most)
+    """Rows in a step: 256 up to 100,000 rows of the table, then twice as many for every ten times as many."""
+    size = next(size for most, size in _BATCH_SIZES if rows <= most)
+    return size << round(math.log10(max(1.0, rows / _ROWS_OF_WIDTH)))
 
 
-def _kinds(estimator: Any) -> tuple[Kind, ...]:
+def _hidden(rows: int) -> tuple[int, int]:
+    """Units of the hidden layers: 128 up to 100,000 rows of the table, then more, in steps of 32."""
+    width = _WIDTH * max(1.0, rows / _ROWS_OF_WIDTH) ** _WIDTH_GROWTH
+    return (32 * round(width / 32),) * 2
+
+
+def _kinds(estimator: Any, rows: int) -> tuple[Kind, ...]:
     """One kind for each rate and sigma, and two that are trained briefly, one of them with dropout."""
-    hidden, rates, sigmas = estimator.hidden, _listed(estimator.rate), _listed(estimator.sigma)
+    hidden = _hidden(rows) if estimator.hidden is None else estimator.hidden
+    rates, sigmas = _listed(estimator.rate), _listed(estimator.sigma)
     if not isinstance(hidden, Iterable) or not all(_is_positive(width) for width in hidden):
         raise InputError(f"MPGELURegressor: hidden must be units of each layer, as (128, 128), got {hidden!r}")
     if not rates or not all(_is_number(rate) and 0 <= rate < 1 for rate in rates):
@@ -97,7 +110,7 @@ def _kinds(estimator: Any) -> tuple[Kind, ...]:
     )
     if len(set(kinds)) < len(kinds):
         raise InputError(f"MPGELURegressor: rate and sigma name a kind of networks twice: {estimator.rate!r}, {sigmas}")
-    if estimator.brief:
+    if estimator.brief and rows <= _MOST_OF_BRIEF:
         kinds += Kind(widths, 0.0, _COARSE, 1 / 6), Kind(widths, 0.1, None, 1 / 8)
     return kinds
 

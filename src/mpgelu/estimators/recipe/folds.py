@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from sklearn.model_selection import KFold
 from torch import Tensor
 
 _FEWEST_JUDGES, _LEAST_SHARE_OF_JUDGES = 50, 0.2
@@ -57,6 +56,8 @@ class Folds:
     @staticmethod
     def of(rows: int, folds: int, seed: int) -> Folds:
         """A random partition of the rows; fold k is left out by network k."""
+        from sklearn.model_selection import KFold  # here, for it brings most of scikit-learn
+
         splitter = KFold(min(rows, folds), shuffle=True, random_state=seed)
         split = list(splitter.split(np.zeros(rows)))
         shortest, longest = min(len(train) for train, _ in split), max(len(held) for _, held in split)

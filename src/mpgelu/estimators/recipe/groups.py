@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import joblib
 import numpy as np
 import torch
-from joblib.parallel import get_active_backend
 from numpy.typing import NDArray
-from rich.progress import Progress
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
@@ -28,9 +26,12 @@ from mpgelu.estimators.recipe.folds import Folds, Rows
 from mpgelu.estimators.recipe.loop import run
 from mpgelu.estimators.recipe.steps import Steps, expected_loss
 from mpgelu.likelihoods import Likelihood
-from mpgelu.native.threads import job_count, one_thread_each, run_all
+from mpgelu.native.threads import job_count, one_thread_each, run_all, workers_elsewhere
 from mpgelu.networks import Stack
 from mpgelu.training import Interrupts, training_progress
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _ATTEMPTS = 3  # at the groups that are left, when a backend fails
 
@@ -142,9 +143,10 @@ class Workers:
         Args:
             n_jobs: As in scikit-learn; ``None`` for what the configuration says, or else as many as there are.
         """
-        backend, configured = get_active_backend(prefer="threads")
-        if backend.supports_sharedmem:
+        elsewhere = workers_elsewhere()
+        if elsewhere is None:
             return Workers(job_count(n_jobs))
+        backend, configured = elsewhere
         wanted = next((n for n in (n_jobs, configured) if n is not None), -1)
         return Workers(joblib.effective_n_jobs(wanted), backend)
 
@@ -183,11 +185,12 @@ class Workers:
             left.sort(key=lambda place: -groups[place].task.effort)
             calls = [joblib.delayed(_trained)(place, *_sent(groups[place]), seconds, *arrays) for place in left]
             try:
-                for outcome in self._results(calls):
-                    if isinstance(outcome, Exception):
-                        raise _GroupError(outcome)
-                    groups[outcome.place].take(outcome)
-                    bar.update(shown[outcome.place], completed=groups[outcome.place].task.steps)
+                with closing(self._results(calls)) as outcomes:
+                    for outcome in outcomes:
+                        if isinstance(outcome, Exception):
+                            raise _GroupError(outcome)
+                        groups[outcome.place].take(outcome)
+                        bar.update(shown[outcome.place], completed=groups[outcome.place].task.steps)
                 return
             except _GroupError as error:
                 raise error.cause from None
@@ -196,12 +199,19 @@ class Workers:
                     raise
                 _warn_of_failure(error, sum(group.left_out is None for group in groups))
 
-    def _results(self, calls: list[Any]) -> Iterable[_Outcome | Exception]:
+    def _results(self, calls: list[Any]) -> Generator[_Outcome | Exception, None, None]:
         """Results as they come, or all at the end from a backend that cannot do better, such as Ray's."""
-        return_as = "generator_unordered" if self.backend.supports_return_generator else "list"
-        parallel = joblib.Parallel(self.count, return_as=return_as, batch_size=1, pre_dispatch="all")
-        results: Iterable[_Outcome | Exception] = parallel(calls)
-        return results
+        as_they_come = self.backend.supports_return_generator
+        return_as = "generator_unordered" if as_they_come else "list"
+        results = joblib.Parallel(self.count, return_as=return_as, batch_size=1, pre_dispatch="all")(calls)
+        try:
+            for result in results:  # noqa: UP028  # which would close them first
+                yield result
+        finally:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ".*cancelled")  # what is left is not wanted any more
+                if as_they_come:
+                    results.close()
 
 
 class _GroupError(Exception):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from rich.progress import Progress
 from torch import Tensor
 
 from mpgelu.errors import TrainingError
@@ -14,6 +14,9 @@ from mpgelu.estimators.recipe.checkpoint import Keeper
 from mpgelu.estimators.recipe.folds import Batches, Rows
 from mpgelu.estimators.recipe.steps import Steps, learning_rate
 from mpgelu.training import Interrupts
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _MOST_LEFT_OUT = 0.5  # share of the steps of a network that may be left out because their loss is not finite
 _SHOWN_EVERY = 20  # steps between two updates of the progress bar
@@ -98,10 +101,20 @@ def run(
     bar.update(task, completed=steps)
     if keeper:
         keeper.write()
-    share = float(left_out.max()) / max(1, trainer.taken)
+    check_left_out(left_out, trainer.taken)
+    return left_out
+
+
+def check_left_out(left_out: Tensor, taken: int) -> None:
+    """Raise a TrainingError if more than half of the steps of a network had no finite loss.
+
+    Args:
+        left_out: Steps that each network left out, ``(networks,)``.
+        taken: Steps in all.
+    """
+    share = float(left_out.max()) / max(1, taken)
     if share > _MOST_LEFT_OUT:
         raise TrainingError(
             f"fit: the loss was not finite in {share:.0%} of the steps of a network; "
             "lower learning_rate or check the data for extreme values"
         )
-    return left_out

@@ -131,8 +131,9 @@ def train(
         if checkpoint:
             for group in groups:
                 group.keeper = Keeper(checkpoint, group.trainer, rows, settings)
-        kept = min(_HEAD_SECONDS + _HEAD_SECONDS_OF_ROW * len(rows.y), clock.left / 2)
-        seconds = (clock.left - kept) / _longest([kind.effort for kind in settings.kinds], workers.count)
+        seconds = (clock.left - seconds_of_head(len(rows.y), clock)) / _longest(
+            [kind.effort for kind in settings.kinds], workers.count
+        )
         workers.train(groups, rows, seconds, interrupts, bar)
         members, taken = [], settings.steps
         for kind, group in zip(settings.kinds, groups, strict=True):
@@ -140,18 +141,39 @@ def train(
                 group.task.stack.requires_grad_(False)
                 members.append(Member(str(kind), group.task.stack, group.task.rows_left_out(len(rows.y))))
                 taken = min(taken, group.trainer.taken) if kind.effort == 1 else taken
-        trained = _weighted(members, rows.judges(), likelihood, settings, process, taken, interrupts)
-    _warn(groups, taken, settings.steps, interrupts)
+        trained = weighted(members, rows.judges(), likelihood, settings, process, taken, interrupts)
+    warn(groups, taken, settings.steps, interrupts)
     return trained
+
+
+def seconds_of_head(rows: int, clock: Clock) -> float:
+    """Seconds of a time limit that are kept for the noise and the weights, learned from so many rows."""
+    return min(_HEAD_SECONDS + _HEAD_SECONDS_OF_ROW * rows, clock.left / 2)
 
 
 def _group(position: int, rows: Rows, likelihood: Likelihood, settings: Settings, start: Trained | None) -> Group:
     """Networks of a kind before their training; those of a previous result, if it kept them."""
+    stack = start.stack_of(str(settings.kinds[position])) if start else None
+    task = task_of(position, rows.X.shape[1], likelihood, settings, stack)
+    return Group(task, task.trainer(len(rows.y)))
+
+
+def task_of(
+    position: int, features: int, likelihood: Likelihood, settings: Settings, stack: Stack | None = None
+) -> Task:
+    """The training of the networks of a kind, which are new unless given.
+
+    Args:
+        position: Position of the kind among those of the settings.
+        features: Number of features.
+        likelihood: What their outputs mean.
+        settings: See :class:`Settings`.
+        stack: Networks to go on from.
+    """
     kind, seed = settings.kinds[position], settings.seed + position
-    stack = start.stack_of(str(kind)) if start else None
-    task = Task(
+    return Task(
         title=f"{position + 1} of {len(settings.kinds)}: {kind}",
-        stack=stack or new_networks(rows.X.shape[1], kind, likelihood, settings, seed),
+        stack=stack or new_networks(features, kind, likelihood, settings, seed),
         likelihood=likelihood,
         folds=settings.folds,
         steps=max(1, round(kind.effort * settings.steps)),
@@ -161,10 +183,9 @@ def _group(position: int, rows: Rows, likelihood: Likelihood, settings: Settings
         beta=settings.beta,
         seed=seed,
     )
-    return Group(task, task.trainer(len(rows.y)))
 
 
-def _warn(groups: list[Group], taken: int, steps: int, interrupts: Interrupts) -> None:
+def warn(groups: list[Group], taken: int, steps: int, interrupts: Interrupts) -> None:
     """Tell what was left out of the training, at the line that called ``fit``."""
     for group in groups:
         if group.left_out is not None and group.left_out.any():
@@ -204,7 +225,7 @@ def _process(rows: Rows, settings: Settings) -> _Process:
     return _Process(Member("Gaussian process", Stack([nn.Sequential(process)]), None), held)
 
 
-def _weighted(
+def weighted(
     members: list[Member],
     rows: Rows,
     likelihood: Likelihood,
@@ -238,7 +259,7 @@ def _weighted(
     width, score = fit_width(means.double().numpy(), log_variance.double().numpy(), y, by_kind.numpy(), row_weights)
     noise.log_scale += math.log(width.scale)
     noise.spread.fill_(width.spread)
-    tails = HeavyTailedGaussian(width.tail_share, width.tail_width, *background(len(rows.y)))
+    tails = HeavyTailedGaussian(width.tail_share, width.tail_width, *background(len(rows.y)), width.tail_offset)
     return _trained(members, by_kind, tails, noise, width.spread, moments, score, taken)
 
 

@@ -1,4 +1,4 @@
-"""An audit of propagated moments against Monte-Carlo sampling of the same random network, layer by layer."""
+"""The audit of propagated moments against Monte-Carlo samples of the same random network, layer by layer."""
 
 from __future__ import annotations
 
@@ -36,35 +36,41 @@ def verify(
     networks: int = 3,
     input_std: ArrayLike | None = None,
 ) -> Audit:
-    """Compare propagated moments with sampling the same random network, after every layer.
+    """Compare propagated moments with samples of the same random network after every layer.
 
-    Sampling draws dropout masks, Gaussian weights and MP-GELU masks (with the keep-probabilities that propagation
-    found) and applies ReLU to the sampled values. MP-GELU networks agree to sampling error whatever their depth with
-    full and factored moments; ReLU assumes Gaussian inputs, which the last columns let you judge.
+    Sampling draws dropout masks, Gaussian weights and MP-GELU masks (with the keep-probabilities of the propagation)
+    and applies other nonlinearities to the sampled values. MP-GELU networks with full and factored moments agree to
+    sampling error at any depth. ReLU assumes Gaussian inputs, which the skewness of a layer lets you judge.
 
-    However rare an outcome of a mask is, some draws have it, with a weight that makes up for that. An exact layer is
-    called wrong with a probability of about 1/1000 at most, counted on lopsided ReLU units with 500 draws too. What
-    remains too rarely random for the draws, such as a Gaussian unit that is hardly ever positive, is left out; a layer
-    with many such units is *undecided*, neither right nor wrong.
+    Every outcome of a mask occurs in some draws, with a weight that corrects for its probability. An exact layer fails
+    with a probability of about 1/1000 at most, counted on skewed ReLU units with 500 draws too. Units that vary too
+    rarely for the number of draws, such as a Gaussian unit that is hardly ever positive, are left out; a layer with
+    many such units is *undecided*.
 
-    These audits compare propagation with sampling the same keep-probabilities. With ``input_std`` the function itself
-    is audited too: predictions with errors of the features against predictions of known features, averaged over random
-    inputs (:class:`InputAudit`, in ``Audit.inputs``). An estimator or ensemble is asked for predictions with
-    ``input_std``. Of a network it is the propagation of ``FactoredMoments.of(x, input_std ** 2)`` that is compared; it
-    differs for MP-GELU, whose keep-probabilities depend on the variance of the inputs.
+    These audits compare propagation and sampling with the same keep-probabilities. With ``input_std`` the function
+    itself is audited too: predictions for features with errors against predictions for known features, averaged over
+    random inputs (:class:`InputAudit`, in ``Audit.inputs``). For an estimator or ensemble these are its predictions
+    with ``input_std``; for a network it is the propagation of ``FactoredMoments.of(x, input_std ** 2)``, which differs
+    for MP-GELU, whose keep-probabilities depend on the variance of the inputs.
 
     Args:
-        network: Built from this library's layers, or converted to them; or a fitted estimator, model of a table or
-            ensemble, whose layers are then named by the number of the network too, ``3:0``.
-        x: Inputs ``(rows, features)``: a tensor, or raw features in any form for an estimator. A dozen rows suffice.
-        moments: How to start, for example ``DiagonalMoments.certain``, to see what dropping correlations costs; by
-            default exact, or what an estimator predicts with.
+        network: A network of layers of this library, possibly converted; or a fitted estimator, table model or
+            ensemble, whose layers are named with the number of the network, as in ``3:0``.
+        x: Inputs, ``(rows, features)``: a tensor, or raw features in any form for an estimator. A dozen rows suffice.
+        moments: Function from inputs to moments, for example ``DiagonalMoments.certain`` to measure the cost of
+            dropped correlations; by default exact moments, or those that an estimator predicts with.
         draws: Samples per row, by default 20,000.
-        tolerance: Error allowed beyond sampling error, in standard deviations of the units.
+        tolerance: Error allowed in addition to sampling error, in standard deviations of the units.
         seed: Seed of the sampling.
-        networks: How many of an ensemble's networks to audit, those of the largest weights.
+        networks: Number of networks of an ensemble to audit, those of the largest weights.
         input_std: Standard deviation of independent errors of the features: one number, one for each feature, or one
             for each row and feature.
+
+    Returns:
+        The audit, which prints as a table.
+
+    Raises:
+        InputError: The inputs are not rows, or ``draws`` is smaller than 100.
 
     Example:
         >>> import torch, mpgelu
@@ -124,7 +130,7 @@ def verify(
 
 
 def _network_inputs(network: nn.Module, start: Moments, input_std: ArrayLike, audit: Audit, seed: int) -> InputAudit:
-    """Compare the moments of measurement errors after a network with the same network at sampled inputs."""
+    """Compare the propagated moments of measurement errors with the same network at sampled inputs."""
 
     def propagated(moments: Moments) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
@@ -143,7 +149,7 @@ def _network_inputs(network: nn.Module, start: Moments, input_std: ArrayLike, au
 
 
 def _model_inputs(parts: Parts, X: Any, input_std: ArrayLike, audit: Audit, seed: int) -> InputAudit:
-    """Compare a model's predictions for features with errors with its predictions at sampled features."""
+    """Compare predictions of a model for features with errors with its predictions at sampled features."""
     x, ensemble = parts.raw("verify", X), parts.whole
     assert ensemble is not None
     errors = torch.tensor(checked_errors("verify", input_std, tuple(x.shape)))
@@ -158,7 +164,7 @@ def _model_inputs(parts: Parts, X: Any, input_std: ArrayLike, audit: Audit, seed
 
 
 def _draws_at_a_time(size: int) -> int:
-    """Number of draws at a time for a layer with this many values per draw."""
+    """Return the number of draws in a chunk for a layer with this many values per draw."""
     return max(1, _CACHED // size, min(_AT_ONCE, _CHUNK // size))
 
 
@@ -171,7 +177,7 @@ def _verify_members(
     seed: int,
     networks: int,
 ) -> Audit:
-    """The audits of an ensemble's heaviest networks as one."""
+    """Audit the networks of an ensemble with the largest weights, and join the results."""
     if networks < 1:
         raise InputError(f"verify: networks must be at least 1, got {networks}")
     start = moments or parts.moments.certain

@@ -1,4 +1,4 @@
-"""What an audit found, as a table and in words."""
+"""The findings of an audit, as a table and in words."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _EXACT = ("Dropout", "MPGELU")  # assume nothing
 
 @dataclass(frozen=True)
 class LayerAudit:
-    """How one layer's propagated moments compare with sampling; the worst entry over all rows and units.
+    """Comparison of the propagated moments of one layer with samples; the worst entry over all rows and units.
 
     Attributes:
         layer: Name of the layer in the network.
-        kind: Its class.
+        kind: Class of the layer.
         mean_error: Largest error of a mean, in standard deviations of its unit.
         mean_se: Standard error of that estimate, in the same unit.
-        covariance_error: Largest error of a covariance, relative to the product of the two standard deviations; or that
-            of the variances of all units together, if it is further beyond its allowance.
+        covariance_error: Largest error of a covariance, relative to the product of the two standard deviations; or
+            that of the sum of all variances, if it exceeds its allowance by more.
         covariance_se: Standard error of that estimate, in the same unit.
         smallest_eigenvalue: Smallest eigenvalue of a propagated covariance, relative to its largest variance.
-        skewness: Largest absolute sample skewness, of units with at least a tenth of the largest standard deviation of
-            their row; 0 for a Gaussian, which the nonlinearities assume.
+        skewness: Largest absolute sample skewness of units with at least a tenth of the largest standard deviation of
+            their row; it is 0 for a Gaussian, which the nonlinearities assume.
         judged: Share of the units whose sample variance rests on enough deviations to be compared.
-        decided: Whether the draws suffice to distinguish right moments from wrong ones for most units.
-        passed: Whether nothing was found wrong: both errors are within their allowance, sampling error included.
+        decided: Whether the number of draws suffices to distinguish right from wrong moments for most units.
+        passed: Whether both errors are within their allowance, including sampling error.
     """
 
     layer: str
@@ -48,13 +48,21 @@ class LayerAudit:
 
     @property
     def verdict(self) -> str:
-        """The verdict in one word."""
+        """The verdict: ``"pass"``, ``"FAIL"`` or ``"undecided"``."""
         return "FAIL" if not self.passed else "pass" if self.decided else "undecided"
 
 
 @dataclass(frozen=True)
 class Audit:
-    """The result of :func:`verify`: one entry per layer, and one for errors of the features. Prints as a table."""
+    """The result of :func:`verify`: one entry per layer, and one for errors of the features. It prints as a table.
+
+    Attributes:
+        layers: Findings of the layers, in the order of their execution.
+        draws: Number of samples of each row.
+        rows: Number of rows.
+        tolerance: Error allowed in addition to sampling error, in standard deviations.
+        inputs: Findings for features with errors; ``None`` without ``input_std``.
+    """
 
     layers: tuple[LayerAudit, ...]
     draws: int
@@ -64,19 +72,20 @@ class Audit:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing was found wrong."""
+        """Whether no error was found."""
         return all(part.passed for part in self._parts())
 
     @property
     def decided(self) -> bool:
-        """Whether the draws suffice to distinguish right moments from wrong ones in every layer."""
+        """Whether the number of draws suffices to distinguish right from wrong moments in every layer."""
         return all(part.decided for part in self._parts())
 
     def _parts(self) -> tuple[LayerAudit | InputAudit, ...]:
+        """Return all findings."""
         return self.layers if self.inputs is None else (*self.layers, self.inputs)
 
     def words(self) -> str:
-        """The findings in words: whether the moments are right, and where the Gaussian assumption is weak."""
+        """Return the findings in words: whether the moments are right, and where the Gaussian assumption is weak."""
         wrong = [row for row in self.layers if not row.passed]
         undecided = [row.layer for row in self.layers if row.verdict == "undecided"]
         lines = ["Means and covariances agree with sampling at every layer."]
@@ -124,11 +133,11 @@ class Audit:
         return "\n".join(lines)
 
     def frame(self) -> pd.DataFrame:
-        """The table as a DataFrame."""
+        """Return the findings of the layers as a DataFrame, one row per layer."""
         return pd.DataFrame([vars(layer) for layer in self.layers])
 
     def __str__(self) -> str:
-        """The table, with what its columns mean."""
+        """Return the table, followed by an explanation of its columns."""
         head = f"{'layer':12} {'kind':14} {'mean error':>18} {'covariance error':>18} {'min eigen':>10} {'skew':>6}"
         lines = [head + "  verdict", "-" * (len(head) + 9)]
         for row in self.layers:
@@ -148,5 +157,6 @@ class Audit:
 
 
 def _listed(layers: list[str]) -> str:
+    """Return the names of at most four layers, and the number of the others."""
     names = ", ".join(layers[:4]) + (f" and {len(layers) - 4} more" if len(layers) > 4 else "")
     return f"layer{'s' * (len(layers) > 1)} {names}"

@@ -1,4 +1,4 @@
-"""Is a prediction with errors of the features the average over such inputs? An audit against random inputs."""
+"""The audit of predictions for features with errors against averages over random inputs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Moments = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class InputAudit:
-    """How predictions with errors of the features compare with averaging predictions over random inputs.
+    """Comparison of predictions for features with errors with averages of predictions over random inputs.
 
-    The worst over all rows, in standard deviations of what the random inputs give, each with its standard error.
+    Errors are the largest over all rows, in standard deviations of the sampled average, each with its standard error.
 
     Attributes:
         mean_error: Largest error of a mean, in standard deviations.
         mean_se: Standard error of that estimate.
         stddev_error: Largest relative error of a standard deviation.
         stddev_se: Standard error of that estimate.
-        propagated: Whether moments of the errors were propagated through a network, as ``FactoredMoments.of`` does;
-            an estimator averages over points instead.
-        decided: Whether the draws are enough to see an error of 0.05 standard deviations everywhere.
-        passed: Whether every error is below 0.05 and what sampling explains.
+        propagated: Whether moments of the errors were propagated through a network, as with ``FactoredMoments.of``; an
+            estimator averages over points instead.
+        decided: Whether the number of draws suffices to detect an error of 0.05 standard deviations everywhere.
+        passed: Whether every error is below 0.05 plus what sampling explains.
     """
 
     mean_error: float
@@ -43,11 +43,11 @@ class InputAudit:
 
     @property
     def verdict(self) -> str:
-        """The verdict in one word."""
+        """The verdict: ``"pass"``, ``"FAIL"`` or ``"undecided"``."""
         return "FAIL" if not self.passed else "pass" if self.decided else "undecided"
 
     def words(self) -> str:
-        """The finding in a sentence or two."""
+        """Return the finding in one or two sentences."""
         found = f"{self.mean_error:.3f} standard deviations in a mean, {self.stddev_error:.1%} in a standard deviation"
         if self.passed:
             start = "Predictions with errors of the features agree with averaging over random inputs: the largest"
@@ -60,7 +60,7 @@ class InputAudit:
         return f"Predictions with errors of the features are not the average over such inputs, by up to {found}.{why}"
 
     def __str__(self) -> str:
-        """The finding as one line of the table."""
+        """Return the finding as one line of the table."""
         return (
             f"errors of the features: mean {self.mean_error:.4f} ± {self.mean_se:.4f}, "
             f"stddev {self.stddev_error:.4f} ± {self.stddev_se:.4f}  {self.verdict}"
@@ -83,13 +83,13 @@ def audit_inputs(
         \text{variance} = \mathbb E \big[ v(x + s z) + (\mu(x + s z) - \text{mean})^2 \big]
 
     Args:
-        stated: Mean and variance ``(rows, units)`` that a model gives for x with its errors.
-        predict: Mean and variance ``(inputs, units)`` that the same model gives for known features.
-        x: Recorded features ``(rows, n)``.
-        input_std: Standard deviation of the error of each entry, ``(rows, n)``.
-        draws: Random inputs for each row.
+        stated: Mean and variance, ``(rows, units)``, that a model predicts for x with its errors.
+        predict: Function to mean and variance, ``(inputs, units)``, that the model predicts for known features.
+        x: Recorded features, ``(rows, n)``.
+        input_std: Standard deviation s of the error of each entry, ``(rows, n)``.
+        draws: Number of random inputs for each row.
         seed: Seed of the draws.
-        propagated: As in :class:`InputAudit`.
+        propagated: See :class:`InputAudit`.
     """
     generator = torch.Generator(x.device).manual_seed(seed)
     sampled = []
@@ -118,7 +118,7 @@ def audit_inputs(
 
 
 def _sampled(means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean and variance ``(units,)`` over draws ``(draws, units)``, and the standard errors of both."""
+    """Return mean and variance ``(units,)`` over draws ``(draws, units)``, and the standard errors of both."""
     mean = means.mean(0)
     squares = (means - mean).square() + variances
     root = len(means) ** 0.5
@@ -126,6 +126,6 @@ def _sampled(means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor, Tensor, 
 
 
 def _worst(errors: Tensor, se: Tensor, critical: float) -> tuple[float, float]:
-    """Error and standard error of what is furthest beyond its sampling error."""
+    """Return error and standard error of the entry that exceeds its sampling error most."""
     place = int((errors - critical * se).argmax())
     return errors.flatten()[place].item(), se.flatten()[place].item()

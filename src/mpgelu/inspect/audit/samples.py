@@ -1,4 +1,4 @@
-"""Monte-Carlo sampling of a random network: draws pass through its layers together with the moments under audit."""
+"""Monte-Carlo samples of a random network, propagated through its layers together with the moments under audit."""
 
 from __future__ import annotations
 
@@ -35,29 +35,30 @@ ENOUGH = 25  # effective number of deviations that a sample variance needs for i
 
 
 class Source:
-    r"""Random numbers of an audit, which see to it that every mask shows both of its outcomes.
+    r"""The source of random numbers of an audit, which ensures that every mask shows both of its outcomes.
 
-    A unit that is dropped once in a million draws would hardly ever be, and its variance would look like zero. So half
-    of the draws follow the law :math:`p` of the masks, and the others are dealt out in turn to the layers with masks
-    and to their units: there this unit takes its rarer outcome, of probability :math:`r`. All draws together follow
+    A unit that is dropped once in a million draws would hardly ever be dropped in a sample, and its variance would
+    look like zero. Therefore half of the draws follow the distribution :math:`p` of the masks, and the others are
+    assigned in turn to the layers with masks and to their units, where the unit takes its rarer outcome, of
+    probability :math:`r`. All draws together follow
 
     .. math:: q = \tfrac12 (1 + \rho)\, p, \qquad
         \rho = \operatorname{mean}_{\text{layers}} \operatorname{mean}_{\text{units}} [\text{rarer outcome}] / r
 
-    and averages with the weights :math:`p / q = 2 / (1 + \rho) \le 2` are those of the network, without bias: the
-    balance heuristic of Veach and Guibas (1995), in the deterministic mixture of Owen and Zhou (2000). Masks that are
-    still to come, and those too small to matter, count with the mean of their term, 1.
+    and averages with the weights :math:`p / q = 2 / (1 + \rho) \le 2` are unbiased for the network. This is the
+    balance heuristic of Veach and Guibas (1995) in the deterministic mixture of Owen and Zhou (2000). Masks of later
+    layers, and those too small to matter, enter with the mean of their term, 1.
 
     Args:
         seed: Seed of the random numbers.
-        device: Where to draw them.
-        draws: How many there will be in all.
+        device: Device on which they are drawn.
+        draws: Total number of draws.
 
     Attributes:
-        layers: How many layers with masks the network has; nothing is dealt out before this is known.
-        done: How many of them this pass through the network has seen.
-        missed: Whether there are rare masks that have no turn in so few draws.
-        gaussian: Whether there is other randomness than that of masks.
+        layers: Number of layers with masks; no outcome is assigned before it is known.
+        done: Number of such layers that the current pass has reached.
+        missed: Whether rare masks exist that so few draws do not cover.
+        gaussian: Whether there is randomness other than masks.
     """
 
     def __init__(self, seed: int, device: torch.device, draws: int) -> None:
@@ -69,7 +70,7 @@ class Source:
         self.begin(0)
 
     def begin(self, first: int) -> None:
-        """Start a pass through the network, with draws from number ``first`` on."""
+        """Start a pass through the network with the draws from number ``first`` on."""
         self._first, self.done = first, 0
         self._ratio = torch.zeros(1, 1, dtype=torch.float64, device=self.generator.device)
 
@@ -80,12 +81,18 @@ class Source:
         return 2 / (1 + ratio)
 
     def normal_like(self, value: Tensor) -> Tensor:
-        """Standard Gaussian numbers of the same shape."""
+        """Return standard normal numbers of the shape of a tensor."""
         self.gaussian = True
         return torch.randn(value.shape, generator=self.generator, dtype=value.dtype, device=value.device)
 
     def mask(self, value: Samples, keep: Tensor, drop: Tensor) -> Tensor:
-        """One where a unit is kept, zero where it is dropped, ``(draws, rows, n)``; probabilities are ``(rows, n)``."""
+        """Return a mask of ones (kept) and zeros (dropped) in the shape of the values of ``value``.
+
+        Args:
+            value: The samples to be masked, ``(draws, rows, *event)``.
+            keep: Probability of keeping each unit, ``(rows, *event)``.
+            drop: Probability of dropping it; given separately for accuracy in both tails.
+        """
         keep, drop, square = (
             part.flatten(1) for part in (keep, drop, value.moments.variance + value.moments.mean.square())
         )
@@ -98,7 +105,7 @@ class Source:
         return outcome.sub_((keep > drop).to(outcome)).abs_().view(value.values.shape)
 
     def _deal_out(self, outcome: Tensor, rare: Tensor, matters: Tensor) -> None:
-        """Stratify: force the rarer outcome of each unit that matters in its draws, and weight the draws."""
+        """Force the rarer outcome of each relevant unit in the draws assigned to it, and update the weights."""
         draws, rows, n = outcome.shape
         period = 2 * self.layers
         if len(self._starts) == self.done:
@@ -114,16 +121,15 @@ class Source:
 
 
 class Averaged(NamedTuple):
-    """Mean and variance of each value over the last masks and random weights, given all draws before them.
+    """Conditional mean and variance of each value over the last masks and random weights, given all earlier draws.
 
-    A layer is judged by these and not by what was drawn: however rare an outcome is, also together with rare ones
-    further back, it has its part in them.
+    Layers are judged by these instead of the drawn values, so that outcomes contribute however rare they are.
 
-    Args:
-        mean: ``(draws, rows, n)``.
-        variance: ``(draws, rows, n)``.
-        weights: Weights of the draws before, ``(draws, rows)`` or ``(1, 1)``.
-        apart: Whether units are independent, given the draws before.
+    Attributes:
+        mean: Conditional means, ``(draws, rows, n)``.
+        variance: Conditional variances, ``(draws, rows, n)``.
+        weights: Importance weights of the earlier draws, ``(draws, rows)`` or ``(1, 1)``.
+        apart: Whether units are conditionally independent.
     """
 
     mean: Tensor
@@ -134,15 +140,15 @@ class Averaged(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Draws of a random vector together with its propagated moments; every rule acts on both.
+    """Draws of a random value together with its propagated moments; every rule acts on both.
 
-    The moments are needed because MP-GELU's mask depends on the unit's statistics, not on its sampled value.
+    The moments are needed because the mask of MP-GELU depends on the statistics of a unit, not on its sampled value.
 
     Args:
-        values: ``(draws, *batch, n)``.
-        moments: The propagated moments ``(*batch, n)``.
-        source: Source of randomness, which knows the weights of the draws.
-        averaged: The same draws, averaged over what happened last; ``None`` if that was not random.
+        values: Sampled values, ``(draws, rows, *event)``.
+        moments: Propagated moments, ``(rows, *event)``.
+        source: Source of the random numbers and of the weights of the draws.
+        averaged: The same draws, averaged over the last random operation; ``None`` if that was deterministic.
     """
 
     values: Tensor
@@ -152,13 +158,13 @@ class Samples:
 
     @property
     def given(self) -> Averaged:
-        """Units that are independent given earlier draws, from which averages over a next step can be taken."""
+        """Conditional moments of units that are independent given earlier draws, the start of the next average."""
         if self.averaged is not None and self.averaged.apart:
             return self.averaged
         return Averaged(self.values, torch.zeros_like(self.values[:1]), self.source.weights)
 
     def flat(self) -> Samples:
-        """The same draws of vectors ``(draws, rows, n)``, whatever the shape of an event."""
+        """Return the same draws as those of vectors, ``(draws, rows, n)``, whatever the shape of an event."""
         averaged = self.averaged
         if averaged is not None:
             averaged = averaged._replace(mean=averaged.mean.flatten(2), variance=averaged.variance.flatten(2))
@@ -204,7 +210,7 @@ def _(value: Samples) -> Samples:
 
 
 def _mask(value: Samples, moments: Moments, keep: Tensor, drop: Tensor, factor: Tensor) -> Samples:
-    """Units multiplied by a factor or dropped, with probabilities that need not be apart for each row and unit."""
+    """Return samples with each unit multiplied by a factor or dropped; probabilities broadcast to rows and units."""
     keep, drop, factor = (part.expand(value.moments.mean.shape) for part in (keep, drop, factor))
     mean, variance, weights, _ = value.given
     variance = (variance + drop.to(mean) * mean.square()) * (keep * factor.square()).to(mean)
@@ -271,7 +277,13 @@ def _(value: Samples) -> Samples:
 
 
 def draw(moments: Moments, draws: int, source: Source) -> Samples:
-    """Samples of an input: exact when it is certain, otherwise Gaussian with its covariance."""
+    """Return samples of an input: constant if it is certain, otherwise Gaussian with its covariance.
+
+    Args:
+        moments: Moments of the input, ``(rows, *event)``.
+        draws: Number of samples of each row.
+        source: Source of the random numbers.
+    """
     shape = (draws, *moments.mean.shape)
     if not moments.variance.any():
         return Samples(moments.mean.expand(shape), moments, source)

@@ -1,4 +1,4 @@
-"""Running sums over the draws of one layer, from which its propagated moments are judged."""
+"""Running sums over the draws of one layer, and the comparison of its propagated moments with them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ _ROUNDING = 64  # machine epsilons of its row's size below which a standard devi
 
 
 class Compared(NamedTuple):
-    """Errors of propagated numbers against sampled ones, with their standard errors.
+    """Errors of propagated values relative to sampled ones, with their standard errors.
 
-    A standard error is itself estimated, from few effective deviations if a unit is rarely far from its mean. Half of
-    their number serves as degrees of freedom of Student's t, whose quantile replaces the Gaussian one.
+    A standard error is itself an estimate, which rests on few effective deviations if a unit is rarely far from its
+    mean. Half of their number is used as degrees of freedom of Student's t distribution, whose quantile replaces that
+    of the normal distribution.
 
-    Args:
+    Attributes:
         error: Absolute errors.
-        se: Standard errors of the sampled numbers.
+        se: Standard errors of the sampled values.
         told: Which of them rest on enough deviations to be compared.
         deviations: Effective number of deviations behind each, :math:`N (E d^2)^2 / E d^4`.
     """
@@ -40,7 +41,11 @@ class Compared(NamedTuple):
     deviations: Tensor
 
     def worst(self, tolerance: float) -> tuple[float, float, float]:
-        """Error, standard error and excess of the entry furthest beyond its allowance, Bonferroni-corrected."""
+        """Error, standard error and excess of the entry that exceeds its allowance most, with Bonferroni correction.
+
+        Args:
+            tolerance: Error allowed in addition to sampling error.
+        """
         if not self.told.any():
             return math.nan, math.nan, -math.inf
         level = _FALSE_ALARM / _COMPARED / 2 / self.error.numel()
@@ -51,9 +56,13 @@ class Compared(NamedTuple):
 
 
 class Tally:
-    """Running sums of weighted powers of one layer's draws, and the comparison of its moments with them.
+    """Running sums of weighted powers of the draws of one layer, and the comparison of its moments with them.
 
-    Everything is in units of the size of its row, the root of the largest second moment that was propagated.
+    All values are in units of the size of their row, the root of the largest propagated second moment.
+
+    Args:
+        kind: Class of the layer.
+        moments: Propagated moments after the layer.
     """
 
     def __init__(self, kind: str, moments: Moments) -> None:
@@ -100,12 +109,18 @@ class Tally:
         self.sums = [total + power.double() for total, power in zip(self.sums, powers, strict=True)]
 
     def _centred(self, values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Values ``(rows, draws, n)`` from the centre, in units of the size, and weights ``(rows, draws, 1)``."""
+        """Return centred values ``(rows, draws, n)`` in units of the size, and weights ``(rows, draws, 1)``."""
         centred = (values / self.size.to(values)).sub_(self.centre.to(values))
         return centred.transpose(0, 1), weights.to(values).expand(values.shape[:2]).mT.unsqueeze(-1)
 
     def result(self, name: str, tolerance: float, source: Source) -> LayerAudit:
-        """Errors of the propagated moments in units of the sampled standard deviations."""
+        """Return the errors of the propagated moments in units of the sampled standard deviations.
+
+        Args:
+            name: Name of the layer.
+            tolerance: Error allowed in addition to sampling error.
+            source: Source of the random numbers, for what the draws cannot show.
+        """
         averages = (torch.as_tensor(total) / self.count for total in self.sums)
         shift, mean_spread, second, fourth, cubes, total_square, products, pair_squares = averages
         variance = (second - shift.square()).clamp_min(0)
@@ -156,7 +171,7 @@ class Tally:
         )
 
     def _total(self, variance: Tensor, second: Tensor, fourth: Tensor, random: Tensor) -> Compared:
-        """The variances of all units together, relative to what was propagated, averaged over rows ``(rows,)``."""
+        """Compare the sum of the variances of all units with the propagated sum, averaged over rows."""
         stated = self.stated.sum(-1)
         deviations = self._deviations(second, fourth)
         told = random & (deviations > ENOUGH)
@@ -167,22 +182,25 @@ class Tally:
         return Compared(error.abs(), se, told.any(), torch.where(told, deviations, torch.inf).min())
 
     def _deviations(self, second: Tensor, fourth: Tensor) -> Tensor:
-        """Effective number of deviations behind a second moment, :math:`N (E d^2)^2 / E d^4`."""
+        """Return the effective number of deviations behind a second moment, :math:`N (E d^2)^2 / E d^4`."""
         return self.count * _ratio(second.square(), fourth)
 
 
 def _diagonal(matrix: Tensor) -> Tensor:
+    """Return the diagonals of matrices."""
     return matrix.diagonal(dim1=-2, dim2=-1)
 
 
 def _with_diagonal(matrix: Tensor, values: Tensor) -> Tensor:
+    """Return matrices with other diagonals."""
     return torch.diagonal_scatter(matrix, values, dim1=-2, dim2=-1)
 
 
 def _outer(vector: Tensor) -> Tensor:
+    """Return the outer products of vectors with themselves."""
     return vector.unsqueeze(-1) * vector.unsqueeze(-2)
 
 
 def _ratio(value: Tensor, base: Tensor) -> Tensor:
-    """A quotient, zero where the base is."""
+    """Return a quotient that is zero where the divisor is zero."""
     return torch.where(base > 0, value / torch.where(base > 0, base, 1), 0)

@@ -16,6 +16,7 @@ from mpgelu.research.bench.feature_errors import feature_errors
 from mpgelu.research.bench.report import Results, environment
 from mpgelu.research.bench.sections import FEATURES, Rows, Settings
 from mpgelu.research.bench.sections import SECTIONS as IN_TORCH
+from mpgelu.research.bench.workers import workers
 
 SECTIONS: dict[str, Callable[[Settings], Rows]] = {
     **IN_TORCH,
@@ -23,6 +24,7 @@ SECTIONS: dict[str, Callable[[Settings], Rows]] = {
     "accuracy": accuracy,
     "feature-errors": feature_errors,
     "onnx": onnx_latency,
+    "workers": workers,
 }
 
 

@@ -1,4 +1,4 @@
-"""A page about a model that a person wants to read."""
+"""The report on a model: one HTML page with figures, written for readers who did not train it."""
 
 from mpgelu.tables.report.page import page
 

@@ -1,4 +1,4 @@
-"""The figures of the report, each with a caption for those who see it and a description for those who do not."""
+"""The figures of the report, each with a caption and with a description for readers who cannot see it."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure as the page shows it.
+    """A figure in the form that the page includes.
 
     Args:
-        title: A few words.
-        caption: What it shows and how to read it, in a sentence or two.
-        description: What is to be seen, for those who cannot see it.
-        source: The image itself, as a URL that needs no network.
+        title: Title of a few words.
+        caption: What the figure shows and how to read it, in one or two sentences.
+        description: Description of what is visible, for readers who cannot see it.
+        source: The image as a data URL, which needs no network.
     """
 
     title: str
@@ -66,7 +66,7 @@ class Picture:
 
 
 def predicted_and_actual(evaluation: Evaluation, target: str, level: float) -> Picture:
-    """A dot with an interval for each row, against the diagonal."""
+    """Draw predicted against actual values, with the interval of each row."""
     rows = _sample(len(evaluation.actual))
     actual, mean = evaluation.actual[rows], evaluation.mean[rows]
     lower, upper, inside = evaluation.lower[rows], evaluation.upper[rows], evaluation.inside[rows]
@@ -93,7 +93,7 @@ def predicted_and_actual(evaluation: Evaluation, target: str, level: float) -> P
 
 
 def calibration(evaluation: Evaluation, calibrated: Array | None) -> Picture:
-    """Promised coverage of intervals of all levels, against what was observed.
+    """Draw the observed coverage of intervals against their nominal level.
 
     Args:
         evaluation: Evaluation of the test rows.
@@ -121,7 +121,7 @@ def calibration(evaluation: Evaluation, calibrated: Array | None) -> Picture:
 
 
 def ranks(evaluation: Evaluation) -> Picture:
-    """Histogram of where the actual values fell in their predicted distributions."""
+    """Draw a histogram of the probability integral transform of the actual values."""
     bins = 20 if len(evaluation.pit) >= 400 else 10
     counts, edges = np.histogram(evaluation.pit, bins, (0, 1))
     shares = 100 * counts / len(evaluation.pit)
@@ -144,7 +144,7 @@ def ranks(evaluation: Evaluation) -> Picture:
 
 
 def coverage_by_width(evaluation: Evaluation, level: float) -> Picture:
-    """Observed coverage in groups of rows from the narrowest intervals to the widest."""
+    """Draw the observed coverage in groups of rows, from the narrowest intervals to the widest."""
     width = evaluation.upper - evaluation.lower
     groups = np.array_split(np.argsort(width), max(1, min(8, len(width) // 25)))
     observed = np.array([evaluation.inside[rows].mean() for rows in groups])
@@ -173,7 +173,7 @@ def coverage_by_width(evaluation: Evaluation, level: float) -> Picture:
 
 
 def least_sure(groups: Sequence[Group]) -> Picture:
-    """Groups of rows with the largest predicted standard deviation, beside the average of all rows."""
+    """Draw the groups of rows with the largest predicted standard deviation, relative to the average of all rows."""
     names = [group.name for group in groups][::-1]
     ratios = np.array([group.ratio for group in groups][::-1])
     with _drawing(height=max(2.2, 0.55 + 0.36 * len(groups))) as (axes, drawn):
@@ -195,7 +195,7 @@ def least_sure(groups: Sequence[Group]) -> Picture:
 
 
 def parts(evaluation: Evaluation, target: str) -> Picture:
-    """The two parts of the uncertainty along the predicted value."""
+    """Draw the epistemic and the aleatoric standard deviation against the predicted value."""
     groups = np.array_split(np.argsort(evaluation.mean), max(1, min(15, len(evaluation.mean) // 15)))
     place = np.array([evaluation.mean[rows].mean() for rows in groups])
     kinds = (("epistemic", evaluation.epistemic_std, BLUE), ("aleatoric", evaluation.aleatoric_std, ORANGE))
@@ -223,28 +223,30 @@ LEVELS: Array = np.linspace(0.02, 0.98, 49)
 
 
 def coverage_by_level(evaluation: Evaluation) -> Array:
-    """Share of rows inside the central interval of each of :data:`LEVELS`."""
+    """Return the share of rows inside the central interval of each of :data:`LEVELS`."""
     distance = np.abs(2 * evaluation.pit - 1)
     return np.array([np.mean(distance <= level) for level in LEVELS])
 
 
 def _band(probability: Array, rows: int, shares: int = 1) -> tuple[Array, Array]:
-    """Bounds of 95 % for a share of the rows whose probability is right; for so many shares together (Bonferroni)."""
+    """95 % bounds of the observed share of rows for a correct probability, Bonferroni-corrected for several shares."""
     low, high = (stats.binom.ppf(q, rows, probability) / rows for q in (0.025 / shares, 1 - 0.025 / shares))
     return np.asarray(low), np.asarray(high)
 
 
 def _exact_interval(inside: NDArray[np.bool_]) -> tuple[float, float]:
-    """Clopper-Pearson interval of 95 % for a share."""
+    """Return the Clopper-Pearson interval of 95 % for a share."""
     result = stats.binomtest(int(inside.sum()), len(inside)).proportion_ci(0.95)
     return float(result.low), float(result.high)
 
 
 def _sample(rows: int) -> NDArray[np.int64]:
+    """Return the numbers of at most as many rows as a figure can show."""
     return np.sort(np.random.default_rng(0).permutation(rows)[:_MOST_DOTS])
 
 
 def _percent(share: float) -> str:
+    """Return a share as a percentage."""
     return f"{100 * share:.3g} %"
 
 
@@ -255,7 +257,7 @@ class _Drawn:
 
 @contextmanager
 def _drawing(height: float = _HEIGHT) -> Iterator[tuple[Axes, _Drawn]]:
-    """Axes to draw on; the image is there when the context ends."""
+    """Yield axes to draw on; the image is available when the context ends."""
     drawn, stream = _Drawn(), BytesIO()
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")

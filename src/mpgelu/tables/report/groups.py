@@ -1,4 +1,4 @@
-"""Kinds of rows by one column at a time, to find where a model is least sure."""
+"""Groups of rows by one column at a time, to find where a model is least certain."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _LONGEST_NAME = 28
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that have something in common.
+    """Rows with a common property.
 
     Args:
-        name: What they have in common.
-        rows: How many they are.
-        ratio: Their mean predicted standard deviation, divided by that of all rows.
+        name: The common property.
+        rows: Number of rows.
+        ratio: Mean predicted standard deviation of the group, relative to that of all rows.
     """
 
     name: str
@@ -36,12 +36,12 @@ class Group:
 def least_sure_groups(
     frame: pd.DataFrame, encoder: TableEncoder, stddev: NDArray[np.float64], most: int = 8
 ) -> list[Group]:
-    """The groups with the largest standard deviation, the first the largest; at most two of a column.
+    """Return the groups with the largest standard deviation, in descending order; at most two for each column.
 
     Args:
         frame: The rows.
-        encoder: Says what the columns are.
-        stddev: Standard deviation of the prediction of each row.
+        encoder: The encoding of the columns.
+        stddev: Predicted standard deviation of each row.
         most: Number of groups.
     """
     fewest = max(5, len(frame) // 50)
@@ -59,7 +59,7 @@ def least_sure_groups(
 
 
 def _fifths(cells: Cells) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Rows from the smallest number to the largest in up to five groups, and those without."""
+    """Up to five groups of rows by their value, from the smallest to the largest, and the rows without a value."""
     values = cells.values
     if cells.missing.any():
         yield f"{cells.name} missing", cells.missing
@@ -80,6 +80,7 @@ def _fifths(cells: Cells) -> Iterator[tuple[str, NDArray[np.bool_]]]:
 
 
 def _categories(cells: Cells) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    """Yield one group of rows for each category, and one for missing cells."""
     text = cells.categories()
     for category in text.unique():
         name = f"{cells.name} {category}" if category else f"{cells.name} missing"
@@ -87,4 +88,5 @@ def _categories(cells: Cells) -> Iterator[tuple[str, NDArray[np.bool_]]]:
 
 
 def _short(name: str) -> str:
+    """Return a name shortened to the space of a label."""
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"

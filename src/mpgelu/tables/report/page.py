@@ -1,4 +1,4 @@
-"""The report: one page of HTML that needs nothing else."""
+"""The report as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _MEANINGS = {
 
 
 def page(model: TableModel, frame: pd.DataFrame, evaluation: Evaluation, level: float, data: str, name: str) -> str:
-    """The whole page.
+    """Return the whole page as HTML.
 
     Args:
-        model: That was evaluated.
+        model: The evaluated model.
         frame: The rows it was evaluated on.
         evaluation: Evaluation of these rows.
         level: Level of the intervals.
-        data: What the rows are called.
-        name: What the model is called.
+        data: Name of the data in the text.
+        name: Name of the model in the text.
     """
     scores = evaluation.scores()
     average = model.average(evaluation.actual, level).scores()
@@ -77,7 +77,7 @@ def page(model: TableModel, frame: pd.DataFrame, evaluation: Evaluation, level: 
 
 
 def _cards(scores: dict[str, float], average: dict[str, float], level: float) -> list[tuple[str, str, str, str]]:
-    """Name, value, what it means, and the value of predicting the average."""
+    """Return name, value and meaning of each score, with the value of the baseline that predicts the average."""
     meanings = _MEANINGS | {
         f"coverage of {100 * level:g} % intervals": f"should be near {100 * level:g} %",
         "mean width of intervals": "narrower is better, at the same coverage",
@@ -89,7 +89,7 @@ def _cards(scores: dict[str, float], average: dict[str, float], level: float) ->
 def _verdict(
     scores: dict[str, float], average: dict[str, float], evaluation: Evaluation, level: float, is_calibrated: bool
 ) -> list[str]:
-    """The report in two or three sentences."""
+    """Return the conclusion of the report in two or three sentences."""
     rows, inside = len(evaluation.actual), int(evaluation.inside.sum())
     gain = 1 - scores["mae"] / average["mae"] if average["mae"] else 0.0
     if gain > 0:
@@ -114,14 +114,14 @@ def _verdict(
 
 
 def _most_surprising(evaluation: Evaluation) -> NDArray[np.int64]:
-    """Rows whose actual value was the least expected, the first the least."""
+    """Return the rows with the least expected actual values, in ascending order of density."""
     tail = np.minimum(evaluation.pit, 1 - evaluation.pit)
     distance = np.abs(evaluation.actual - evaluation.mean) / evaluation.stddev
     return np.lexsort((-distance, tail))[:_SURPRISES]
 
 
 def _rows(which: NDArray[np.int64], model: TableModel, frame: pd.DataFrame, evaluation: Evaluation) -> dict[str, Any]:
-    """A table of some rows: their number, what was predicted, what came true, and the first columns of the input."""
+    """Return a table of some rows: number, prediction, actual value, and the first columns of the input."""
     names = [column.name for column in model.encoder.columns[:_COLUMNS]]
     body = []
     for row in which:
@@ -136,12 +136,13 @@ def _rows(which: NDArray[np.int64], model: TableModel, frame: pd.DataFrame, eval
 
 
 def _cell(value: object) -> str:
+    """Return a value as the text of a table cell."""
     text = "" if pd.isna(value) else f"{value:.6g}" if isinstance(value, float) else str(value)  # type: ignore[call-overload]
     return text if len(text) <= _LONGEST_CELL else text[: _LONGEST_CELL - 1] + "…"
 
 
 def _calibrated(model: TableModel, evaluation: Evaluation) -> NDArray[np.float64] | None:
-    """Observed coverage of calibrated intervals by level; not defined for levels that need more calibration rows."""
+    """The observed coverage of calibrated intervals by level; undefined where a level needs more calibration rows."""
     scores = model.regressor.calibration_scores_
     if scores is None:
         return None

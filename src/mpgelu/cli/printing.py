@@ -1,0 +1,49 @@
+"""What the commands of tables print: columns, training, scores."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:  # torch takes seconds to import, which --help need not wait for
+    from mpgelu.tables import TableEncoder
+    from mpgelu.tables.evaluation import Evaluation
+    from mpgelu.tables.model import TableModel
+
+
+def print_columns(encoder: TableEncoder) -> None:
+    """What became of each column."""
+    rows = {column.name: column.told for column in encoder.columns}
+    rows |= {name: f"not used: {reason}" for name, reason in encoder.dropped.items()}
+    width = max(map(len, rows))
+    for name, what in rows.items():
+        typer.echo(f"  {name:{width}}  {what}")
+
+
+def print_training(model: TableModel) -> None:
+    """On how many rows a model was trained, and how well."""
+    average = -math.log(float(model.regressor.ensemble_.target_scale)) - 0.5 * math.log(2 * math.pi * math.e)
+    typer.echo(
+        f"trained on {model.rows:,} rows; cross-validated log-likelihood {model.regressor.score_:.3f} "
+        f"(predicting the average: {average:.3f})"
+    )
+    if (scores := model.regressor.calibration_scores_) is not None:
+        typer.echo(f"intervals calibrated on {len(scores):,} further rows")
+
+
+def print_scores(model: TableModel, evaluation: Evaluation, level: float) -> dict[str, dict[str, float]]:
+    """The scores of a model beside predicting the average; returns both."""
+    from mpgelu.tables.evaluation import headlines
+
+    scores = {
+        "model": evaluation.scores(),
+        "average": model.average(evaluation.actual, level).scores(),
+    }
+    ours, average = (headlines(part, level) for part in scores.values())
+    width = max(map(len, ours))
+    typer.echo(f"{'':{width}}  {'model':>12}  {'predicting the average':>22}")
+    for name in ours:
+        typer.echo(f"{name:{width}}  {ours[name]:>12}  {average[name]:>22}")
+    return scores

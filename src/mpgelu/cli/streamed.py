@@ -1,0 +1,77 @@
+"""``mpgelu fit`` on Parquet files that are not read into memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from mpgelu.cli.printing import print_columns, print_scores, print_training
+from mpgelu.cli.shared import warn
+from mpgelu.errors import InputError
+
+if TYPE_CHECKING:  # torch takes seconds to import, which --help need not wait for
+    from mpgelu.tables import Source
+    from mpgelu.tables.dataset import Dataset
+
+
+def to_stream(source: Source, stream: bool | None) -> Dataset | None:
+    """The files of a table that is streamed; ``None`` for one that is read into memory.
+
+    Args:
+        source: What was named on the command line.
+        stream: Whether to stream; ``None`` decides by the size.
+    """
+    from mpgelu.tables.dataset import Dataset, is_parquet
+    from mpgelu.tables.streaming import is_streamed
+
+    if not isinstance(source, Dataset) and (source.is_standard_input or not is_parquet(source.path)):
+        if stream:
+            raise InputError(
+                f"--stream: {source.name} is not a Parquet file or a folder of them; a CSV file can be converted, for "
+                "example with pyarrow: pyarrow.dataset.write_dataset(pyarrow.dataset.dataset('table.csv', "
+                "format='csv'), 'folder', format='parquet')"
+            )
+        return None
+    if stream is False and not isinstance(source, Dataset):
+        return None
+    files = source if isinstance(source, Dataset) else Dataset(source.path)
+    return files if is_streamed(files, stream) else None
+
+
+def fit_streamed(
+    table: Dataset,
+    target: str,
+    output: Path,
+    compact: bool,
+    seed: int,
+    settings: dict[str, Any],
+    **options: Any,
+) -> None:
+    """Train a model on files as they are read, write it and print how good it is.
+
+    Args:
+        table: The files.
+        target: Column to predict.
+        output: File of the model.
+        compact: Distill the ensemble into one network.
+        seed: Of everything random.
+        settings: Of the estimator.
+        options: Of :func:`~mpgelu.tables.streaming.surveyed`.
+    """
+    from mpgelu.tables.encoder import Encoded
+    from mpgelu.tables.model import TableModel
+    from mpgelu.tables.streaming import surveyed
+
+    typer.echo(f"{table.name}: {table.rows:,} rows, {len(table.schema)} columns, streamed (see --no-stream)")
+    found = surveyed(table, target, seed=seed, **options)
+    if found.unknown:
+        warn(f"{found.unknown:,} rows without {target!r} are left out")
+    print_columns(found.encoder)
+    model = TableModel.train_streamed(found, compact=compact, **settings)
+    model.save(output)
+    print_training(model)
+    if len(found.held.y):
+        typer.echo(f"\non {len(found.held.y):,} rows kept from training:")
+        print_scores(model, model.evaluate(Encoded(found.held.X), found.held.y), 0.9)

@@ -1,0 +1,229 @@
+"""Training on rows that pass by: everything of :mod:`~mpgelu.estimators.recipe.training` but the rows in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.progress import Progress
+from torch import Tensor
+
+from mpgelu.errors import InputError
+from mpgelu.estimators.hashing import uniform
+from mpgelu.estimators.recipe.checkpoint import Keeper
+from mpgelu.estimators.recipe.folds import Folds, Rows
+from mpgelu.estimators.recipe.groups import Group, one_thread_all
+from mpgelu.estimators.recipe.loop import Clock, check_left_out
+from mpgelu.estimators.recipe.settings import Settings
+from mpgelu.estimators.recipe.steps import Steps, expected_loss, learning_rate
+from mpgelu.estimators.recipe.training import Member, Trained, seconds_of_head, task_of, warn, weighted
+from mpgelu.likelihoods import HeteroscedasticGaussian, Likelihood
+from mpgelu.native.threads import run_all
+from mpgelu.training import Interrupts, training_progress
+
+Array = NDArray[np.float64]
+
+
+class Block(NamedTuple):
+    """Some rows in random order.
+
+    Args:
+        X: Features ``(rows, n)``.
+        y: Targets ``(rows,)``.
+        numbers: Numbers of the rows in the whole of the data, ``(rows,)``.
+    """
+
+    X: Array
+    y: Array
+    numbers: NDArray[np.int64]
+
+    def at(self, places: NDArray[np.int64] | slice) -> Block:
+        """Some of the rows, by their places."""
+        return Block(self.X[places], self.y[places], self.numbers[places])
+
+
+class Stream(Protocol):
+    """Rows to train on that need not fit into memory."""
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+
+    @property
+    def sample(self) -> Block:
+        """A uniform random sample that fits into memory."""
+
+    @property
+    def range(self) -> tuple[Array, Array]:
+        """Smallest and largest value of each feature in all rows, ``(n,)`` each."""
+
+    @property
+    def target(self) -> tuple[float, float]:
+        """Mean and standard deviation of all targets."""
+
+    def blocks(self, seed: int) -> Iterator[Block]:
+        """All rows once, in a random order that belongs to the seed."""
+
+
+def fold_of(numbers: NDArray[np.int64], folds: int, seed: int) -> NDArray[np.int64]:
+    """Which fold each row belongs to, by a hash of its number; the network of that fold does not train on it."""
+    return (uniform(numbers, seed) * folds).astype(np.int64)
+
+
+def held_out(numbers: NDArray[np.int64], folds: int, seed: int) -> Folds:
+    """The folds of a sample, as :class:`Folds` has them; which rows the networks trained on is not part of it.
+
+    Raises:
+        InputError: A fold has no row in the sample.
+    """
+    fold = fold_of(numbers, folds, seed)
+    held = [np.flatnonzero(fold == k) for k in range(folds)]
+    if not all(map(len, held)):
+        raise InputError(f"fit: {folds} folds of {len(numbers)} rows leave one empty; take fewer folds or more rows")
+    longest = max(map(len, held))
+    counts = np.stack([np.arange(longest) < len(rows) for rows in held])
+    padded = np.stack([np.resize(rows, longest) for rows in held])
+    return Folds(torch.empty(folds, 0, dtype=torch.long), torch.as_tensor(padded), torch.as_tensor(counts))
+
+
+def train_streamed(
+    stream: Stream,
+    scaled: Callable[[Block], Rows],
+    settings: Settings,
+    *,
+    spent: float = 0.0,
+    checkpoint: Path | None = None,
+    progress: bool = False,
+    threads: int = 1,
+) -> Trained:
+    """Train the networks of every kind on blocks of rows as they come, then weigh them by a sample.
+
+    A row belongs to a fold by a hash of its number, and the network that leaves out this fold never trains on it. So
+    every row of the sample is judged by networks that have not seen it, as in :func:`train`. Differences: the order of
+    the rows is random within the blocks of the stream; the weights and the noise are learned from the sample; there is
+    no Gaussian process. A fit that is resumed from a checkpoint meets the remaining rows in a new order.
+
+    Args:
+        stream: The rows.
+        scaled: Brings raw rows to the networks' scale.
+        settings: See :class:`Settings`.
+        spent: Seconds of the time limit that are over, for looking at the rows.
+        checkpoint: As in :func:`train`.
+        progress: As in :func:`train`.
+        threads: As in :func:`train`.
+    """
+    clock = Clock(settings.time_limit)
+    clock.started -= spent
+    judges, likelihood = scaled(stream.sample), settings.likelihood or HeteroscedasticGaussian()
+    with training_progress(progress) as bar, Interrupts() as interrupts, one_thread_all():
+        groups = [_group(position, stream, judges, likelihood, settings) for position in range(len(settings.kinds))]
+        if checkpoint:
+            for group in groups:
+                group.keeper = Keeper(checkpoint, group.trainer, judges, settings)
+        seconds = clock.left - seconds_of_head(len(judges.y), clock)
+        _run(groups, stream, scaled, settings, seconds, interrupts, bar, threads)
+        for group in groups:
+            group.task.stack.requires_grad_(False)
+        taken = min(group.trainer.taken for group in groups if group.task.effort == 1)
+        members = [
+            Member(str(kind), group.task.stack, held_out(stream.sample.numbers, settings.folds, group.task.seed))
+            for kind, group in zip(settings.kinds, groups, strict=True)
+        ]
+        trained = weighted(members, judges.judges(), likelihood, settings, None, taken, interrupts)
+    warn(groups, taken, settings.steps, interrupts)
+    return trained
+
+
+def _group(position: int, stream: Stream, judges: Rows, likelihood: Likelihood, settings: Settings) -> Group:
+    """Networks of a kind before their training."""
+    task = task_of(position, judges.X.shape[1], likelihood, settings)
+    held_out(stream.sample.numbers, task.folds, task.seed)  # refuses empty folds before any training
+    trained = stream.rows - stream.rows // task.folds
+    trainer = Steps(task.stack, expected_loss(task.stack, likelihood, task.beta, trained))
+    return Group(task, trainer, left_out=torch.zeros(task.folds, dtype=torch.long))
+
+
+def _run(
+    groups: list[Group],
+    stream: Stream,
+    scaled: Callable[[Block], Rows],
+    settings: Settings,
+    seconds: float,
+    interrupts: Interrupts,
+    bar: Progress,
+    threads: int,
+) -> None:
+    """Give every block to every kind until the steps are taken or the time is over."""
+    started = time.monotonic()
+    position = min(int(group.trainer.taken / group.task.effort) for group in groups)  # steps of a full effort
+    bars = bar.add_task("all networks", total=settings.steps, completed=position, loss=float("nan"))
+
+    def is_over() -> bool:
+        return position >= settings.steps or interrupts.seen or time.monotonic() - started >= seconds
+
+    while not is_over():
+        for block in stream.blocks(settings.seed + position):
+            rows, batches = scaled(block), [_batches(block.numbers, group) for group in groups]
+            position = min(settings.steps, position + min(found.shape[1] for found in batches))
+            tasks = [
+                partial(_take, group, at, rows, position, started, seconds, interrupts)
+                for group, at in zip(groups, batches, strict=True)
+            ]
+            losses = run_all(tasks, threads)
+            bar.update(bars, completed=position, loss=losses[0])
+            for group in groups:
+                if group.keeper:
+                    group.keeper.write_now_and_then()
+            if is_over():
+                break
+    for group in groups:
+        if group.keeper:
+            group.keeper.write()
+        if group.left_out is not None:
+            check_left_out(group.left_out, group.trainer.taken)
+
+
+def _take(
+    group: Group,
+    batches: Tensor,
+    rows: Rows,
+    position: int,
+    started: float,
+    seconds: float,
+    interrupts: Interrupts,
+) -> float:
+    """The steps of one kind on one block, one at least in all; the mean loss of the last."""
+    task, trainer = group.task, group.trainer
+    until, loss = min(task.steps, max(1, round(task.effort * position))), float("nan")
+    for at in batches.unbind(1)[: max(0, until - trainer.taken)]:
+        elapsed = (time.monotonic() - started) / seconds
+        if interrupts.seen or (elapsed >= 1 and trainer.taken):
+            break
+        rate = learning_rate(task.learning_rate, min(max((trainer.taken + 1) / task.steps, elapsed), 1.0))
+        losses = trainer.step(rows.X[at], rows.y[at], rows.weights[at], rate)
+        group.left_out = ~torch.isfinite(losses) + (0 if group.left_out is None else group.left_out)
+        loss = float(losses.nanmean())
+    return loss
+
+
+def _batches(numbers: NDArray[np.int64], group: Group) -> Tensor:
+    """Places in the block of the rows of every batch of every network, ``(networks, batches, rows)``.
+
+    Every network has the rows of the block that it does not leave out, in an order of its own; networks take equally
+    many batches, so that one may miss some rows.
+    """
+    task = group.task
+    fold = fold_of(numbers, task.folds, task.seed)
+    random = np.random.default_rng((task.seed, group.trainer.taken))
+    rows = [random.permutation(np.flatnonzero(fold != k)) for k in range(task.folds)]
+    shortest = min(map(len, rows))
+    size = max(1, min(task.batch_size, shortest))
+    count = shortest // size
+    kept = np.stack([of_network[: count * size] for of_network in rows])
+    return torch.as_tensor(kept).view(task.folds, count, size)

@@ -1,0 +1,96 @@
+"""Fitting an estimator to rows that need not fit into memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mpgelu.errors import InputError
+from mpgelu.estimators.checks import check_memory
+from mpgelu.estimators.ensemble import Ensemble
+from mpgelu.estimators.recipe import Block, Rows, Stream, Trained, settings_of, train_streamed
+from mpgelu.estimators.scales import robust_scale
+from mpgelu.native.threads import job_count
+from mpgelu.networks import FeatureScale
+
+Array = NDArray[np.float64]
+
+FEWEST_ROWS = 1_000
+
+
+class Streaming:
+    """What an estimator needs to be fitted to a stream of rows, and to keep what was trained."""
+
+    checkpoint: Any
+    n_jobs: int | None
+    verbose: bool | int
+    warm_start: bool
+    ensemble_: Ensemble
+    _features: Array
+
+    def fit_stream(self, stream: Stream, *, spent: float = 0.0) -> Self:
+        """Train the ensemble on rows that need not fit into memory; :meth:`TableModel.fit` does so for Parquet files.
+
+        The features are scaled by the quantiles of a sample and by exact ranges, the networks are trained on rows as
+        they come, and their weights and the noise are learned from the sample, each row of which is judged by networks
+        that have not seen it.
+
+        Args:
+            stream: The rows.
+            spent: Seconds of ``time_limit`` that are over.
+        """
+        if self.warm_start:
+            raise InputError("fit: warm_start needs the rows in memory; set warm_start=False, or checkpoint to resume")
+        if stream.rows < FEWEST_ROWS:
+            raise InputError(
+                f"fit: {stream.rows} rows are too few for a stream, which needs {FEWEST_ROWS:,}; read them into memory"
+            )
+        features, (target_mean, target_scale) = stream.sample.X, stream.target
+        settings = replace(settings_of(self, stream.rows, features.shape[1]), process=False)
+        check_memory(settings, features.shape[1])
+        scaling = robust_scale(np.vstack([features, *stream.range]))  # with the ends, its ranges are exact
+        trained = train_streamed(
+            stream,
+            partial(_scaled, scaling, target_mean, target_scale),
+            settings,
+            spent=spent,
+            checkpoint=None if self.checkpoint is None else Path(self.checkpoint),
+            progress=bool(self.verbose),
+            threads=job_count(self.n_jobs),
+        )
+        self.n_features_in_ = features.shape[1]
+        self._keep(trained, scaling, target_mean, target_scale, features)
+        return self
+
+    def _keep(
+        self, trained: Trained, scaling: FeatureScale, target_mean: float, target_scale: float, features: Array
+    ) -> None:
+        """Set the attributes of a fitted estimator."""
+        scaling.reach.fill_(trained.reach)
+        self.ensemble_ = Ensemble(
+            trained.stacks,
+            trained.weights,
+            trained.likelihood,
+            scaling,
+            torch.tensor(target_mean, dtype=torch.float64),
+            torch.tensor(target_scale, dtype=torch.float64),
+            trained.moments,
+            trained.noise,
+            trained.spread,
+        ).requires_grad_(False)
+        self._features = features
+        self.kind_weights_ = trained.kind_weights
+        self.score_, self.n_iter_ = trained.score - float(np.log(target_scale)), trained.steps
+        self.calibration_scores_: Array | None = None
+
+
+def _scaled(scaling: FeatureScale, target_mean: float, target_scale: float, block: Block) -> Rows:
+    """Rows as networks take them, each with weight one."""
+    y = torch.as_tensor((block.y - target_mean) / target_scale, dtype=torch.float32)
+    return Rows(scaling(torch.as_tensor(block.X)).float(), y, torch.ones_like(y))

@@ -1,0 +1,214 @@
+"""Reading a Parquet file, a folder of them or a dataset of Arrow, row group by row group, in order or shuffled."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from mpgelu.errors import DataError, InputError
+from mpgelu.tables.source import ROWS_AT_ONCE, Source, reason, to_frame
+
+_ENDINGS = (".parquet", ".parq", ".pq")
+_MOST_OPEN = 16  # row groups that are read in turns
+_BYTES_OPEN = 128e6  # of these together, as long as they are two
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Rows that are stored together, the unit in which a dataset is shuffled.
+
+    Args:
+        fragment: Reads them.
+        file: Name of the file.
+        first: Number of the first row in the dataset, from 0.
+        first_in_file: Number of the first row in the file.
+        rows: How many there are.
+        size: Bytes before compression; 0 if unknown.
+    """
+
+    fragment: ds.Fragment
+    file: str
+    first: int
+    first_in_file: int
+    rows: int
+    size: int
+
+
+class Dataset(Source):
+    """A table in Parquet files that is read in parts of bounded size; errors name the file, the column and the row.
+
+    Files of a folder are taken in the order of their names, with those in folders below it; ``key=value`` in the name
+    of a folder is a column. All files must have the same columns. Types of numbers may differ from file to file.
+
+    Args:
+        source: A Parquet file, a folder of them, or a dataset of Arrow, which may be of another format.
+
+    Raises:
+        DataError: There is nothing to read, a file is damaged, or files differ in their columns.
+        InputError: The dataset of Arrow has a filter.
+    """
+
+    def __init__(self, source: str | os.PathLike[str] | ds.Dataset) -> None:
+        is_path = not isinstance(source, ds.Dataset)
+        super().__init__(os.fspath(source) if is_path else "dataset")
+        if is_path and self.path.is_file() and not is_parquet(self.path):
+            raise DataError(
+                f"{self.name} is not a Parquet file; a data frame is fitted with pandas.read_csv and the like"
+            )
+        dataset = _opened(self.path) if is_path else source
+        self.schema, self.groups = _surveyed(dataset, self.name)
+        self._check_names(self.schema.names)
+        self.rows = sum(group.rows for group in self.groups)
+        if not self.rows:
+            raise DataError(f"{self.name} has no rows")
+
+    @property
+    def cells(self) -> int:
+        """Rows times columns."""
+        return self.rows * len(self.schema)
+
+    def frames(self, rows: int = ROWS_AT_ONCE) -> Iterator[pd.DataFrame]:
+        """Parts of the table in order; the index counts rows from 0.
+
+        Raises:
+            DataError: A file cannot be read.
+        """
+        with self.located():
+            for group in self.groups:
+                for part in self._read(group, rows):
+                    self.fraction_read = (int(part.index[-1]) + 1) / self.rows
+                    yield part
+
+    def shuffled(self, generator: np.random.Generator, rows: int = ROWS_AT_ONCE) -> Iterator[pd.DataFrame]:
+        """Parts of the table from row groups in random order, of which several are read in turns.
+
+        The index has the numbers of the rows in order. Rows of one part stand in the order of the file: whoever needs
+        them shuffled has to collect parts.
+        """
+        waiting = [self.groups[at] for at in generator.permutation(len(self.groups))]
+        sizes = [group.size for group in self.groups]
+        open_at_once = int(np.clip(_BYTES_OPEN / max(1, *sizes, 1), 2, _MOST_OPEN))
+        opened: list[Iterator[pd.DataFrame]] = []
+        with self.located():
+            while waiting or opened:
+                while waiting and len(opened) < open_at_once:
+                    opened.append(self._read(waiting.pop(), rows))
+                chosen = opened[int(generator.integers(len(opened)))]
+                part = next(chosen, None)
+                if part is None:
+                    opened.remove(chosen)
+                else:
+                    yield part
+
+    def _read(self, group: RowGroup, rows: int) -> Iterator[pd.DataFrame]:
+        start = group.first
+        try:
+            batches = group.fragment.to_batches(
+                schema=self.schema, batch_size=rows, batch_readahead=1, fragment_readahead=1, use_threads=False
+            )
+            for batch in batches:
+                if batch.num_rows:
+                    yield to_frame(batch, start)
+                start += batch.num_rows
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"cannot read {group.file}: {reason(error)}") from error
+        if start != group.first + group.rows:
+            raise DataError(f"cannot read {group.file}: {start - group.first} rows where {group.rows} should be")
+
+    def _located(self, column: str, row: int | None) -> str:
+        for group in self.groups:
+            if row is not None and group.first <= row < group.first + group.rows:
+                return f"{group.file}, column {column!r}, row {row - group.first + group.first_in_file + 1}"
+        return f"{self.name}, column {column!r}"
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether a path is a folder, or a file that begins as Parquet does."""
+    if not path.is_file():
+        return path.is_dir()
+    with path.open("rb") as stream:
+        return stream.read(4) == b"PAR1"
+
+
+def _opened(path: Path) -> ds.Dataset:
+    """The files at a path as a dataset."""
+    if not path.exists():
+        raise DataError(f"there is no file or folder {path}; correct the path")
+    files = [path]
+    if path.is_dir():
+        found = (file for file in path.rglob("*") if file.suffix.lower() in _ENDINGS and file.is_file())
+        files = sorted(file for file in found if not file.name.startswith((".", "_")))
+        if not files:
+            raise DataError(f"{path} holds no Parquet file (name.parquet); write the table there as Parquet")
+    base = str(path if path.is_dir() else path.parent)
+    with _naming(str(files[0])):  # which tells the columns; the others are opened later
+        return ds.dataset(list(map(str, files)), format="parquet", partitioning="hive", partition_base_dir=base)
+
+
+@contextmanager
+def _naming(file: str) -> Iterator[None]:
+    """Errors of Arrow as a DataError that names the file."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"cannot read {file}: {reason(error)}") from error
+
+
+def _surveyed(dataset: ds.Dataset, name: str) -> tuple[pa.Schema, list[RowGroup]]:
+    """The columns of all files together, and their row groups in order."""
+    try:
+        fragments = list(dataset.get_fragments())
+    except ValueError as error:
+        raise InputError(
+            f"{name}: a dataset with a filter or other columns than its files cannot be streamed ({error}); "
+            "write what it gives to Parquet files, with pyarrow.dataset.write_dataset"
+        ) from error
+    if not fragments:
+        raise DataError(f"{name} has no files")
+    groups: list[RowGroup] = []
+    schema, first_file, first = fragments[0].physical_schema, "", 0
+    for fragment in fragments:
+        file = str(getattr(fragment, "path", "")) or name
+        with _naming(file):
+            schema = _joined(schema, fragment.physical_schema, file, first_file or file)
+            first_in_file = 0
+            for part, rows, size in _units(fragment):
+                groups.append(RowGroup(part, file, first, first_in_file, rows, size))
+                first, first_in_file = first + rows, first_in_file + rows
+        first_file = first_file or file
+    folders = [field for field in dataset.schema if field.name not in schema.names]
+    return pa.schema([*schema, *folders]), groups
+
+
+def _units(fragment: ds.Fragment) -> Iterator[tuple[ds.Fragment, int, int]]:
+    """Row groups of a Parquet file, or all rows of another fragment: what reads them, how many, bytes."""
+    if not isinstance(fragment, ds.ParquetFileFragment):
+        yield fragment, fragment.count_rows(), 0
+        return
+    for part in fragment.split_by_row_group():
+        (group,) = part.row_groups
+        yield part, group.num_rows, group.total_byte_size
+
+
+def _joined(schema: pa.Schema, other: pa.Schema, file: str, first_file: str) -> pa.Schema:
+    """Columns of both, with types that hold the numbers of both."""
+    if differing := sorted(set(schema.names) ^ set(other.names)):
+        has, lacks = (file, first_file) if differing[0] in other.names else (first_file, file)
+        raise DataError(f"{lacks} lacks the column {differing[0]!r}, which {has} has; all files need the same columns")
+    for field in schema:
+        try:
+            pa.unify_schemas([pa.schema([field]), pa.schema([other.field(field.name)])], promote_options="permissive")
+        except pa.ArrowException as error:
+            raise DataError(
+                f"{file}: the column {field.name!r} is of type {other.field(field.name).type}, and in {first_file} of "
+                f"{field.type}; write all files with the same types"
+            ) from error
+    return pa.unify_schemas([schema.remove_metadata(), other.remove_metadata()], promote_options="permissive")
