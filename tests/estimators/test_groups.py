@@ -222,15 +222,16 @@ def test_ray_starts_a_killed_worker_again(tmp_path: Path, long_here: Trained, ra
     from ray.util.joblib import register_ray
 
     register_ray()
-    lives_on = {"max_restarts": -1, "max_task_retries": -1}
+    psutil = pytest.importorskip("psutil")
+    lives_on = {"max_restarts": 3, "max_task_retries": 3}
 
     def kill() -> None:
-        from ray.util.state import list_actors
-
-        while not (alive := [actor.pid for actor in list_actors() if actor.state == "ALIVE" and actor.pid]):
+        workers = list[Any]()
+        while not workers:
             time.sleep(0.01)
-        time.sleep(1)
-        os.kill(alive[0], signal.SIGKILL)
+            ours = psutil.Process().children(recursive=True)
+            workers = [process for process in ours if "PoolActor.run_batch" in " ".join(process.cmdline())]
+        workers[0].kill()
 
     thread = threading.Thread(target=kill)
     thread.start()
