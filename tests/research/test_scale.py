@@ -37,7 +37,7 @@ def test_every_part_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     page.write_text("<!-- scale:start -->\n<!-- scale:end -->\n")
     scale.main(["--output", str(tmp_path / "out"), "--docs", str(page)])
     assert "| fit, one epoch |" in page.read_text()
-    assert "| 1,000 | 8 | 20 |" in page.read_text()
+    assert "| 1,000 | 8 | 4 |" in page.read_text()
     found = json.loads((tmp_path / "out" / "scale.json").read_text())
     assert [numbers["rows"] for numbers in found["growth"]] == [1000, 1200]  # kept from the run before, in order
     assert [(numbers["seed"], numbers["streamed"]) for numbers in found["same"]] == [
