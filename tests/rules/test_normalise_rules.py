@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mpgelu import FactoredMoments, FullMoments
+from mpgelu import DiagonalMoments, FactoredMoments, FullMoments
 from mpgelu.rules import batch_norm, layer_norm
 from reference import TYPES, random_covariance
 
