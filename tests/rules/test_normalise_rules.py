@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mpgelu import FactoredMoments, FullMoments
+from mpgelu import DiagonalMoments, FactoredMoments, FullMoments
 from mpgelu.rules import batch_norm, layer_norm
 from reference import TYPES, random_covariance
 
@@ -60,3 +60,10 @@ def test_layer_norm_keeps_the_names_of_sources() -> None:
     out = layer_norm(value)
     assert out.blocks[0].variance is value.residual
     assert out.residual is None
+
+
+def test_diagonal_layer_norm_is_the_dense_one_of_independent_units() -> None:
+    mean, variance = torch.randn(5, 4, dtype=torch.float64), torch.rand(5, 4, dtype=torch.float64)
+    diagonal, full = layer_norm(DiagonalMoments(mean, variance)), layer_norm(FullMoments.of(mean, variance))
+    torch.testing.assert_close(diagonal.mean, full.mean)
+    torch.testing.assert_close(diagonal.variance, full.variance)

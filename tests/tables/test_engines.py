@@ -14,6 +14,8 @@ import mpgelu as mp
 from houses import QUICK, houses
 from mpgelu.tables.model import OUTPUTS, TableModel
 
+# What engines say of the versions of each other is not ours to mend.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:PySpark:FutureWarning")
 SCHEMA = ", ".join(f"{name} double" for name in OUTPUTS)
 
 
