@@ -196,16 +196,18 @@ def tables(found: Numbers) -> str:
         found: What ``scale.json`` holds.
     """
     parts = [_growth_table(found["growth"]), _same_table(found["same"])]
-    if "score" in found:
-        parts = [_memory_table(found["memory"], found["score"]), *parts]
+    if "memory" in found:
+        parts = [_memory_table(found["memory"], found.get("score")), *parts]
     return "\n\n".join(map("\n".join, parts))
 
 
-def _memory_table(fit: Numbers, score: Numbers) -> list[str]:
-    likelihood = f"{score['log_likelihood']:.3f}; truth {score['truth']:.3f}"
+def _memory_table(fit: Numbers, score: Numbers | None) -> list[str]:
+    rows = [("fit, one epoch", fit)]
+    if score:
+        rows.append((f"score (log-likelihood {score['log_likelihood']:.3f}; truth {score['truth']:.3f})", score))
     title = f"{fit['rows']:,} rows, {fit['gigabytes']:.2f} GB of Parquet"
     lines = [f"| {title} | peak memory | rows per processor second | processor seconds |", "|---|---|---|---|"]
-    for name, numbers in (("fit, one epoch", fit), (f"score (log-likelihood {likelihood})", score)):
+    for name, numbers in rows:
         memory, rate = f"{numbers['peak_memory_mb']:,.0f} MB", f"{numbers['rows_per_cpu_second']:,.0f}"
         lines.append(f"| {name} | {memory} | {rate} | {numbers['cpu_seconds']:,.0f} |")
     return lines
