@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -52,6 +53,7 @@ def dask_client() -> Iterator[Any]:
 def ray_cluster() -> Iterator[Any]:
     """Ray with two processors on this machine."""
     ray = pytest.importorskip("ray")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # or a busy machine leaves its workers no time
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the packages that Ray uses
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)

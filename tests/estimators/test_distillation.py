@@ -16,7 +16,7 @@ import mpgelu as mp
 from command_line import Command
 from houses import QUICK, houses
 from mpgelu import DiagonalMoments, GaussianMixture, InputError, MPGELURegressor, Predictive
-from mpgelu.estimators import distillation, pupil
+from mpgelu.estimators import distillation, ensemble, pupil
 from mpgelu.estimators.lesson import Batch, Lesson, made_rows, spread_values
 from mpgelu.estimators.recipe.networks import single_precision
 from mpgelu.estimators.scales import robust_scale
@@ -124,8 +124,9 @@ def test_intervals_quantiles_calibration_and_input_errors(compact: MPGELURegress
     assert np.mean((lower <= table(300, seed=4)[1]) & (table(300, seed=4)[1] <= upper)) > 0.7
 
 
-def test_many_rows_are_predicted_in_parts(compact: MPGELURegressor) -> None:
+def test_many_rows_are_predicted_in_parts(compact: MPGELURegressor, monkeypatch: pytest.MonkeyPatch) -> None:
     X, y = table(700, seed=9)
+    monkeypatch.setattr(ensemble, "_ROWS_OF_ONE", 300)
     whole = compact.predict_distribution(X)
     torch.testing.assert_close(whole[650:].log_weights, compact.predict_distribution(X[650:]).log_weights)
     assert whole.log_prob(torch.tensor(y)).shape == (700,)

@@ -27,11 +27,11 @@ from mpgelu.estimators.recipe import (
     Settings,
     Trained,
     default_network,
-    groups,
     train,
     training,
 )
 from mpgelu.estimators.recipe.groups import Group, Workers
+from mpgelu.estimators.recipe.steps import Steps
 from mpgelu.native.threads import job_count
 from mpgelu.training import Interrupts, RecoveryWarning
 
@@ -135,14 +135,14 @@ def test_a_warm_start_and_a_checkpoint_go_on_in_workers(tmp_path: Path, dask_cli
 def test_a_half_trained_group_goes_on_in_a_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: Trained, dask_client: Any
 ) -> None:
-    take_step = groups.Steps.step
+    take_step = Steps.step
 
-    def interrupted(self: groups.Steps, *batch: Any) -> Tensor:
+    def interrupted(self: Steps, *batch: Any) -> Tensor:
         if self.taken == 40:
             os.kill(os.getpid(), signal.SIGINT)
         return take_step(self, *batch)
 
-    monkeypatch.setattr(groups.Steps, "step", interrupted)
+    monkeypatch.setattr(Steps, "step", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.warns(InterruptedWarning, match="of 100 steps"):
@@ -222,15 +222,16 @@ def test_ray_starts_a_killed_worker_again(tmp_path: Path, long_here: Trained, ra
     from ray.util.joblib import register_ray
 
     register_ray()
-    lives_on = {"max_restarts": -1, "max_task_retries": -1}
+    psutil = pytest.importorskip("psutil")
+    lives_on = {"max_restarts": 3, "max_task_retries": 3}
 
     def kill() -> None:
-        from ray.util.state import list_actors
-
-        while not (alive := [actor.pid for actor in list_actors() if actor.state == "ALIVE" and actor.pid]):
+        workers = list[Any]()
+        while not workers:
             time.sleep(0.01)
-        time.sleep(1)
-        os.kill(alive[0], signal.SIGKILL)
+            ours = psutil.Process().children(recursive=True)
+            workers = [process for process in ours if "PoolActor.run_batch" in " ".join(process.cmdline())]
+        workers[0].kill()
 
     thread = threading.Thread(target=kill)
     thread.start()

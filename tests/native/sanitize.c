@@ -13,6 +13,12 @@ typedef void backward_kernel(int64_t, int64_t, int64_t, const int64_t *, int64_t
                              float *, float *);
 typedef int64_t size_function(int64_t, int64_t, const int64_t *);
 
+typedef void plain_kernel(int64_t, int64_t, int64_t, const int64_t *, int64_t, int64_t, int64_t, int64_t, const float *,
+                          const float *, float *, float *);
+typedef void process_kernel(int64_t, int64_t, int64_t, const double *, const double *, const double *, const double *,
+                            const double *, const double *, const double *, double *, float *);
+typedef int64_t process_size(int64_t, int64_t);
+
 struct kernel {
     const char *name, *variant;
     forward_kernel *forward;
@@ -25,10 +31,16 @@ struct kernel {
     extern forward_kernel kernel##_forward_##variant;                                                                  \
     extern backward_kernel kernel##_backward_##variant;                                                                \
     extern size_function kernel##_workspace_##variant, kernel##_kept_##variant;
+#define DECLARE_PREDICTING(variant)                                                                                    \
+    extern plain_kernel plain_forward_##variant;                                                                       \
+    extern size_function plain_workspace_##variant;                                                                    \
+    extern process_kernel process_forward_##variant;                                                                   \
+    extern process_size process_workspace_##variant;
 #define ENTRY(kernel, variant, covariance, first, last)                                                                \
     {#kernel,         #variant, kernel##_forward_##variant, kernel##_backward_##variant, kernel##_workspace_##variant,  \
      kernel##_kept_##variant, covariance, first, last},
-#define DECLARE_ALL(variant) DECLARE(diagonal, variant) DECLARE(factored, variant) DECLARE(full, variant)
+#define DECLARE_ALL(variant)                                                                                           \
+    DECLARE(diagonal, variant) DECLARE(factored, variant) DECLARE(full, variant) DECLARE_PREDICTING(variant)
 #define ENTRIES(variant)                                                                                               \
     ENTRY(diagonal, variant, 0, MPGELU, RELU_EXACT)                                                                    \
     ENTRY(factored, variant, 1, MPGELU, MPGELU) ENTRY(full, variant, 1, RELU_DVI, RELU_EXACT)
@@ -43,6 +55,26 @@ static const struct kernel kernels[] = {
     ENTRIES(baseline)
 #if defined(__x86_64__)
         ENTRIES(avx2) ENTRIES(avx512)
+#endif
+};
+
+/* The kernels that predict: one variant of each. */
+struct predicting {
+    const char *variant;
+    plain_kernel *plain;
+    size_function *plain_workspace;
+    process_kernel *process;
+    process_size *process_workspace;
+};
+
+#define PREDICTING(variant)                                                                                            \
+    {#variant, plain_forward_##variant, plain_workspace_##variant, process_forward_##variant,                          \
+     process_workspace_##variant},
+
+static const struct predicting predicting[] = {
+    PREDICTING(baseline)
+#if defined(__x86_64__)
+        PREDICTING(avx2) PREDICTING(avx512)
 #endif
 };
 
@@ -80,15 +112,58 @@ static void run(const struct kernel *k, int wild) {
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
+static void run_plain(const struct predicting *k, int wild) {
+    int64_t widths[6], models = whole(1, 3), layers = whole(1, 5), rows = whole(1, 150), features = whole(1, 5);
+    int64_t cosines = whole(0, 1) * whole(1, 6), combinations = cosines ? whole(1, 3) : 0, shared = whole(0, 1);
+    for (int64_t l = 1; l <= layers; l++) widths[l] = whole(1, 21);
+    widths[0] = features * (1 + combinations);
+    int64_t size = features * cosines * (2 + combinations) + parameter_count(layers, widths);
+    float *x = numbers((shared ? 1 : models) * rows * features, 0, wild), *parameters = numbers(models * size, 0, wild);
+    float *y = numbers(models * rows * widths[layers], 0, 0);
+    float *room = numbers(k->plain_workspace(rows, layers, widths), 0, 0);
+    k->plain(models, rows, layers, widths, whole(SILU, RELU), features, cosines, shared ? 0 : rows * features, x,
+             parameters, y, room);
+    free(x), free(parameters), free(y), free(room);
+}
+
+static double *doubles(int64_t count, int wild) {
+    float *from = numbers(count, 0, wild);
+    double *made = malloc(sizeof(double) * count);
+    for (int64_t i = 0; i < count; i++) made[i] = from[i];
+    free(from);
+    return made;
+}
+
+static void run_process(const struct predicting *k, int wild) {
+    int64_t rows = whole(1, 20), points = whole(1, 600), n = whole(1, 9);
+    int64_t counts[] = {rows * n, points, points * n, n, n, 1, n + 3, rows};
+    double *arrays[8];
+    for (int i = 0; i < 8; i++) arrays[i] = doubles(counts[i], wild);
+    float *room = numbers(k->process_workspace(points, n), 0, 0);
+    k->process(rows, points, n, arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], arrays[5], arrays[6], arrays[7],
+               room);
+    for (int i = 0; i < 8; i++) free(arrays[i]);
+    free(room);
+}
+
+static int can_run(const char *variant) {
+    const char *best = kernels_variant();
+    if (strcmp(variant, "avx512") == 0) return strcmp(best, "avx512") == 0;
+    return strcmp(variant, "avx2") != 0 || strcmp(best, "baseline") != 0;
+}
+
 int main(int count, char **arguments) {
     int rounds = count > 1 ? atoi(arguments[1]) : 100;
-    const char *best = kernels_variant();
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
-        const char *variant = kernels[i].variant;
-        if (strcmp(variant, "avx512") == 0 && strcmp(best, "avx512") != 0) continue;
-        if (strcmp(variant, "avx2") == 0 && strcmp(best, "baseline") == 0) continue;
+        if (!can_run(kernels[i].variant)) continue;
         for (int round = 0; round < rounds; round++) run(&kernels[i], round % 2);
-        printf("%s %s: %d shapes\n", kernels[i].name, variant, rounds);
+        printf("%s %s: %d shapes\n", kernels[i].name, kernels[i].variant, rounds);
+    }
+    for (size_t i = 0; i < sizeof predicting / sizeof *predicting; i++) {
+        if (!can_run(predicting[i].variant)) continue;
+        for (int round = 0; round < rounds; round++)
+            run_plain(&predicting[i], round % 2), run_process(&predicting[i], round % 2);
+        printf("plain, process %s: %d shapes each\n", predicting[i].variant, rounds);
     }
     return 0;
 }

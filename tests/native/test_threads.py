@@ -99,7 +99,7 @@ def test_torch_has_its_threads_back() -> None:
 
 
 def test_bits_of_an_estimator_do_not_depend_on_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpgelu.estimators.regressor._ROWS_AT_ONCE", 16)  # several chunks
+    monkeypatch.setattr("mpgelu.estimators.ensemble._ROWS_AT_ONCE", 16)  # several chunks
     random = np.random.default_rng(0)
     X = random.normal(size=(60, 3))
     y = X[:, 0] ** 2 + 0.1 * random.normal(size=60)

@@ -102,6 +102,13 @@ def test_smoke_run_writes_everything(tmp_path: Path) -> None:
     rates = {(row["task"], row["method"]): row["rows per second"] for row in results["workers"]}
     assert {("fit", "MP-GELU"), ("predict", "MP-GELU")} <= set(rates)
     assert all(rate > 0 for rate in rates.values())
+    predicted = {(row["rows"], row["method"]): row["us a row"] for row in results["prediction"]}
+    assert {(1, "mean"), (1, "interval, torch only"), (50, "everything at once")} <= set(predicted)
+    assert all(time > 0 for time in predicted.values())
+    for row in results["threads"]:
+        assert row["times faster"] == pytest.approx(row["seconds, 1 threads"] / row["seconds, 2 threads"])
+    without, with_estimator = results["imports"]
+    assert with_estimator["over the first"] == pytest.approx(with_estimator["seconds"] / without["seconds"])
     assert "| 0.05: mean, in standard deviations | " in docs.read_text()
     assert "old" not in docs.read_text()
     text = readme.read_text()

@@ -29,8 +29,15 @@ def test_every_part_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(scale, "_ROWS_OF_GROUP", 200)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     common = ["--output", str(tmp_path / "out"), "--settings", json.dumps(TINY)]
-    for part, rows in (("growth", "1200"), ("growth", "1000"), ("same", "1500"), ("memory", "1500")):
+    for part, rows in (("growth", "1200"), ("growth", "1000"), ("same", "1500")):
         scale.main(["--part", part, "--rows", rows, *common])
+    for part in ("data", "memory", "score"):
+        scale.main(["--part", part, "--rows", "1500", "--folder", str(tmp_path / "data"), *common])
+    page = tmp_path / "page.md"
+    page.write_text("<!-- scale:start -->\n<!-- scale:end -->\n")
+    scale.main(["--output", str(tmp_path / "out"), "--docs", str(page)])
+    assert "| fit, one epoch |" in page.read_text()
+    assert "| 1,000 | 8 | 4 |" in page.read_text()
     found = json.loads((tmp_path / "out" / "scale.json").read_text())
     assert [numbers["rows"] for numbers in found["growth"]] == [1000, 1200]  # kept from the run before, in order
     assert [(numbers["seed"], numbers["streamed"]) for numbers in found["same"]] == [
@@ -39,8 +46,8 @@ def test_every_part_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
         (1, False),
         (1, True),
     ]
-    assert found["memory"]["rows"] == 1500
+    assert found["memory"]["rows"] == found["score"]["rows"] == 1500
     assert found["memory"]["peak_memory_mb"] > 50
-    assert found["memory"]["log_likelihood"] < found["memory"]["truth"]
+    assert found["score"]["log_likelihood"] < found["score"]["truth"]
     assert not list(tmp_path.glob("mpgelu-scale-*"))  # the data are removed
     assert "log_likelihood" in capsys.readouterr().out

@@ -46,7 +46,7 @@ ELEMENTWISE: list[Callable[[Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("rule", ELEMENTWISE, ids=str)
+@pytest.mark.parametrize("rule", ELEMENTWISE)
 def test_elementwise_rules_keep_the_shape_and_agree_with_the_flat_vector(
     rule: Callable[[Any], Any], value: DiagonalMoments
 ) -> None:

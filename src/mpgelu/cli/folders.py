@@ -77,7 +77,7 @@ def predict_folder(model: Path, tables: Path, output: Path, asked: Asked, jobs: 
     make_folder(output)
     record = output / _DONE
     left, changed = _left(parts, record)
-    calls = (joblib.delayed(_predict)(str(model.resolve()), part, asked) for part in left)
+    calls = (joblib.delayed(_predict)(Path.cwd(), model, part, asked) for part in left)
     parallel = joblib.Parallel(min(joblib.effective_n_jobs(jobs), max(1, len(left))), **_AS_THEY_COME)
     notes, rows = Notes(), 0
     for done in _shown(_guarded(parallel(calls)), len(left)):
@@ -135,15 +135,16 @@ def _left(parts: list[Part], record: Path) -> tuple[list[Part], int]:
     return left, sum(part.output.exists() and part.output.name in done for part in left)
 
 
-def _predict(model: str, part: Part, asked: Asked) -> _Done:
-    """Predict one table, in a process of its own."""
+def _predict(here: Path, model: Path, part: Part, asked: Asked) -> _Done:
+    """Predict one table, in a process that may have another working folder; errors name the table as it was given."""
     from mpgelu.native.threads import one_thread_each
     from mpgelu.storage.files import check_writable
     from mpgelu.tables import Sink
 
-    fitted, source, notes, rows = _model(model, asked.fast), open_table(str(part.table), asked.delimiter), Notes(), 0
-    sink = Sink(part.output)
-    check_writable(part.output, model, part.table)
+    fitted, notes, rows = _model(str(here / model), asked.fast), Notes(), 0
+    source, sink = open_table(str(here / part.table), asked.delimiter), Sink(here / part.output)
+    source.name = str(part.table)
+    check_writable(here / part.output, here / model, here / part.table)
     with about(source), sink.opened(), one_thread_each():
         for frame in source.frames():
             sink.write(predicted(fitted, frame, asked.level, asked.keep, asked.prefix, notes))

@@ -34,6 +34,7 @@ _DESCRIPTION = {
     "noise": Optional(_STACKS[0], null=True),
 }
 _MOST_NETWORKS = 100_000
+_ROWS_AT_ONCE, _ROWS_OF_ONE = 512, 4096  # of several networks, of one
 
 
 class Ensemble(nn.Module):
@@ -145,6 +146,11 @@ class Ensemble(nn.Module):
             each = z.expand(len(stack), *z.shape)
             found.append(stack(self.moment_type.certain(each) if is_random(stack.architecture) else each))
         return found if self.noise is None else [self.noise(z, found)]
+
+    @property
+    def rows_at_once(self) -> int:
+        """How many rows to predict together: their temporaries stay in the cache, fewer for more networks."""
+        return _ROWS_AT_ONCE if len(self) > 1 else _ROWS_OF_ONE
 
     @property
     def dtype(self) -> torch.dtype:

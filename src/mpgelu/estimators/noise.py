@@ -14,7 +14,7 @@ from mpgelu.networks import Stack
 from mpgelu.networks.description import Description
 
 LEAST_SPREAD = 1e-4  # standard deviation of the networks, in the target's scale, that counts as none
-LEAST_SHARE = 0.5  # of the noise that stays when what averaging saves is taken off
+LEAST_SHARE = 0.7  # of the noise that stays when what averaging saves is taken off
 STEEPEST = 10.0  # bound of the standardised log-variance
 LIMIT = 3.0  # of the scaled inputs
 OWN_RANGE = (-14.0, 6.0)  # of a network's own log-variance
@@ -33,7 +33,7 @@ class NoiseHead(nn.Module):
     The average of all K networks of a kind is better than one of them. What this saves, from the variance
     :math:`A_m` between the networks of kind m, is taken off the noise:
 
-    .. math:: s^2 \leftarrow \max\Big(s^2 - (1 + c^2)\Big(1 - \frac1K\Big) \sum_m w_m^2 A_m,\ 0.5\, s^2\Big)
+    .. math:: s^2 \leftarrow \max\Big(s^2 - (1 + c^2)\Big(1 - \frac1K\Big) \sum_m w_m^2 A_m,\ 0.7\, s^2\Big)
 
     Args:
         networks: Of the head, for scaled inputs, each with one output.

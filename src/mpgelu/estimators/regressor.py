@@ -34,7 +34,6 @@ from mpgelu.storage.arrays import write_arrays
 
 FAST: dict[str, Any] = {"effort": 0.2}  # a fifth of the time: ``MPGELURegressor(**FAST)``
 
-_ROWS_AT_ONCE = 512  # temporaries of so many rows stay in the cache
 _NODES, _FLOATS = 32, (np.float64, np.float32)
 
 Array = NDArray[np.float64]
@@ -75,7 +74,8 @@ class MPGELURegressor(Streaming, Distilling, RegressorMixin, BaseEstimator):  # 
         checkpoint: Folder that keeps the state during ``fit``; the same fit goes on from there after a crash.
         random_state: Seed of folds, starting weights and batches.
         n_jobs: Threads of ``fit``, which trains kinds of networks, and of predictions of many rows, as in scikit-learn;
-            ``None`` takes all cores that torch may use. The bits of a result do not depend on it.
+            ``None`` takes all cores that torch may use. Inside ``joblib.parallel_config`` with a backend of processes
+            (loky, Dask, Ray) ``fit`` uses its workers. The bits of a result do not depend on it.
         verbose: Show a progress bar on a terminal.
 
     Attributes:
@@ -217,7 +217,7 @@ class MPGELURegressor(Streaming, Distilling, RegressorMixin, BaseEstimator):  # 
             X: features ``(rows, n)``.
             input_std: as in :meth:`predict`.
         """
-        at_once = _ROWS_AT_ONCE if input_std is None else len(np.asarray(X))  # rows differ in their components
+        at_once = None if input_std is None else len(np.asarray(X))  # rows differ in their components
         return Predictive.concatenate([p for _, p in self.distributions(X, input_std, rows_at_once=at_once)])
 
     def distributions(
@@ -235,7 +235,8 @@ class MPGELURegressor(Streaming, Distilling, RegressorMixin, BaseEstimator):  # 
             Which rows, and their distributions.
         """
         values, errors = self._checked(X, input_std)
-        for rows in spans_of(len(values), rows_at_once or (_ROWS_AT_ONCE if errors is None else ROWS_AT_ONCE)):
+        usual = self.ensemble_.rows_at_once if errors is None else ROWS_AT_ONCE
+        for rows in spans_of(len(values), rows_at_once or usual):
             yield rows, self._distribution(values, errors, rows, nodes)
 
     def predict_quantile(self, X: ArrayLike, q: float | Sequence[float], input_std: ArrayLike | None = None) -> Array:
@@ -370,7 +371,7 @@ class MPGELURegressor(Streaming, Distilling, RegressorMixin, BaseEstimator):  # 
     ) -> tuple[Array, ...]:
         """A summary of every row's distribution, a chunk of rows at a time: memory for the result and no more."""
         values, errors = self._checked(X, input_std)
-        spans = spans_of(len(values), _ROWS_AT_ONCE if errors is None else ROWS_AT_ONCE)
+        spans = spans_of(len(values), self.ensemble_.rows_at_once if errors is None else ROWS_AT_ONCE)
         tasks = [lambda rows=rows: summary(self._distribution(values, errors, rows, nodes)) for rows in spans]
         threads = job_count(self.n_jobs) if len(tasks) > 1 else 1
         with one_thread_each():

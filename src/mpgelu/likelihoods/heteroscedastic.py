@@ -76,7 +76,7 @@ class HeteroscedasticGaussian(Likelihood):
         return (moments.mean[..., 1] + moments.variance[..., 1] / 2).exp()
 
     def gaussians(self, log_variance: Tensor, known: bool) -> list[NoisePart] | None:
-        """Return the noise as one Gaussian; a subclass that overrides :meth:`predictive` must override this too."""
+        """Return the noise as one Gaussian; a subclass that overrides :meth:`predictive` overrides this method too."""
         return [NoisePart(1.0, log_variance)] if type(self).predictive is HeteroscedasticGaussian.predictive else None
 
     @staticmethod

@@ -131,9 +131,9 @@ class Stack(nn.Module):
         parameters, buffers = self.state()
         state = parameters | buffers
         if not self._is_fixed:
-            return run_whole(self._perceptron, state, value)
+            return run_whole(known, state, value)
         arrays = self._for_moments.of(state.values(), lambda: arrays_of(known, state))
-        return run_whole(self._perceptron, state, value, arrays)
+        return run_whole(known, state, value, arrays)
 
     def _known(self, value: Tensor) -> Tensor | None:
         """Outputs for known inputs ``(models, rows, n)`` by one native call, if there is one that can do it."""

@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ NAMES = [f"x{i}" for i in range(FEATURES)]
 SMALL: dict[str, Any] = {"sigma": 1.0, "brief": False, "folds": 2, "effort": 0.2, "random_state": 0}
 _TEST_SEED, _TEST_ROWS = 10**6, 20_000
 _ROWS_OF_FILE, _ROWS_OF_GROUP = 1_000_000, 131_072
+_PARTS = ("growth", "same", "data", "memory", "score")
 
 
 def function(X: Array) -> Array:
@@ -71,12 +72,17 @@ def folder_of(rows: int) -> Iterator[Path]:
     """A folder of Parquet files with so many rows, in the system's folder for temporary files; removed afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="mpgelu-scale-"))
     try:
-        for number, start in enumerate(range(0, rows, _ROWS_OF_FILE)):
-            table = pa.Table.from_pandas(rows_of(number, min(_ROWS_OF_FILE, rows - start)), preserve_index=False)
-            pq.write_table(table, folder / f"{number:04}.parquet", row_group_size=_ROWS_OF_GROUP)
+        write_rows(folder, rows)
         yield folder
     finally:
         shutil.rmtree(folder)
+
+
+def write_rows(folder: Path, rows: int) -> None:
+    """Write Parquet files with so many rows together into a folder."""
+    for number, start in enumerate(range(0, rows, _ROWS_OF_FILE)):
+        table = pa.Table.from_pandas(rows_of(number, min(_ROWS_OF_FILE, rows - start)), preserve_index=False)
+        pq.write_table(table, folder / f"{number:04}.parquet", row_group_size=_ROWS_OF_GROUP)
 
 
 def score(model: TableModel, test: pd.DataFrame) -> Numbers:
@@ -123,31 +129,33 @@ def same(rows: int = 100_000, seeds: Sequence[int] = (0, 1), **settings: Any) ->
     return found
 
 
-def memory(rows: int = 20_000_000, **settings: Any) -> Numbers:
-    """One epoch over a folder of Parquet files and the score of all its rows, with the peak memory of this process."""
-    chosen = SMALL | {"hidden": (64, 64), "batch_size": 1024, "effort": 1.0, "steps": rows // 2 // 1024} | settings
-    with folder_of(rows) as folder:
-        size = sum(path.stat().st_size for path in folder.iterdir())
-        before = _peak_memory()
-        started, model = _clocks(), TableModel.fit(folder, "y", stream=True, **chosen)
-        fitted = _clocks()
-        scores = [_summed(model, part) for part in Dataset(folder).frames(_ROWS_OF_GROUP)]
-        scored = _clocks()
-    count, squares, log_density, truth = map(float, np.sum(scores, axis=0))
-    found = {
+def memory(folder: Path, **settings: Any) -> Numbers:
+    """One epoch of a small model over a folder of Parquet files, with the peak memory of this process; it is kept."""
+    table = Dataset(folder)
+    chosen = (
+        SMALL | {"hidden": (32, 32), "batch_size": 1024, "effort": 1.0, "steps": table.rows // 2 // 1024} | settings
+    )
+    started, model = _clocks(), TableModel.fit(folder, "y", stream=True, **chosen)
+    rates = _rates(table.rows, started, _clocks())
+    model.save(folder / "model.mpgelu")
+    size = sum(path.stat().st_size for path in folder.glob("*.parquet"))
+    found = {"rows": table.rows, "gigabytes": size / 1e9, "peak_memory_mb": _peak_memory(), **rates}
+    return found | {"settings": {name: str(value) for name, value in chosen.items()}}
+
+
+def scored(folder: Path) -> Numbers:
+    """The score of all rows of a folder by the model that :func:`memory` kept, with the peak memory of this process."""
+    started, model = _clocks(), TableModel.load(folder / "model.mpgelu")
+    sums = np.sum([_summed(model, part) for part in Dataset(folder).frames(_ROWS_OF_GROUP)], axis=0)
+    count, squares, log_density, truth = map(float, sums)
+    return {
         "rows": int(count),
-        "gigabytes": size / 1e9,
         "peak_memory_mb": _peak_memory(),
-        "peak_memory_before_mb": before,
-        "fit": _rates(rows, started, fitted),
-        "score": _rates(rows, fitted, scored),
+        **_rates(int(count), started, _clocks()),
         "rmse": float(np.sqrt(squares / count)),
         "log_likelihood": log_density / count,
         "truth": truth / count,
-        "settings": {name: str(value) for name, value in chosen.items()},
     }
-    print(json.dumps(found), flush=True)
-    return found
 
 
 def _summed(model: TableModel, part: pd.DataFrame) -> Array:
@@ -187,22 +195,22 @@ def tables(found: Numbers) -> str:
     Args:
         found: What ``scale.json`` holds.
     """
-    makers = {"memory": _memory_table, "same": _same_table, "growth": _growth_table}
-    return "\n\n".join("\n".join(make(found[name])) for name, make in makers.items() if name in found)
+    parts = [_growth_table(found["growth"]), _same_table(found["same"])]
+    if "memory" in found:
+        parts = [_memory_table(found["memory"], found.get("score")), *parts]
+    return "\n\n".join(map("\n".join, parts))
 
 
-def _memory_table(found: Any) -> list[str]:
-    def rate(part: str) -> str:
-        return f"{found[part]['rows_per_cpu_second']:,.0f} rows per processor second"
-
-    return [
-        f"| {found['rows']:,} rows, {found['gigabytes']:.2f} GB of Parquet | |",
-        "|---|---|",
-        f"| peak memory of the process | {found['peak_memory_mb']:,.0f} MB |",
-        f"| fit, one epoch | {rate('fit')} |",
-        f"| score | {rate('score')} |",
-        f"| log-likelihood of all rows | {found['log_likelihood']:.3f} (truth {found['truth']:.3f}) |",
-    ]
+def _memory_table(fit: Numbers, score: Numbers | None) -> list[str]:
+    rows = [("fit, one epoch", fit)]
+    if score:
+        rows.append((f"score (log-likelihood {score['log_likelihood']:.3f}; truth {score['truth']:.3f})", score))
+    title = f"{fit['rows']:,} rows, {fit['gigabytes']:.2f} GB of Parquet"
+    lines = [f"| {title} | peak memory | rows per processor second | processor seconds |", "|---|---|---|---|"]
+    for name, numbers in rows:
+        memory, rate = f"{numbers['peak_memory_mb']:,.0f} MB", f"{numbers['rows_per_cpu_second']:,.0f}"
+        lines.append(f"| {name} | {memory} | {rate} | {numbers['cpu_seconds']:,.0f} |")
+    return lines
 
 
 def _same_table(found: Any) -> list[str]:
@@ -228,15 +236,13 @@ def _growth_table(found: Any) -> list[str]:
     return lines
 
 
-PARTS: dict[str, Callable[..., Any]] = {"growth": growth, "same": same, "memory": memory}
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure one part and keep its numbers beside those of the others."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", choices=sorted(PARTS), help="Without it, --docs writes what was measured before.")
+    parser.add_argument("--part", choices=_PARTS, help="Without it, --docs writes what was measured before.")
+    parser.add_argument("--rows", type=lambda text: [int(float(part)) for part in text.split(",")], default=[100_000])
     parser.add_argument(
-        "--rows", type=lambda text: [int(float(part)) for part in text.split(",")], default=[20_000_000]
+        "--folder", type=Path, help="Of the parts data, memory and score, which need it one after the other."
     )
     parser.add_argument("--output", type=Path, default=Path("results/scale"))
     parser.add_argument("--name", help="Name of the numbers in the file; the part by default.")
@@ -245,17 +251,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     path = given.output / "scale.json"
     kept: Numbers = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if given.part is not None:
-        kept[given.name or given.part] = _measured(given, kept)
+    if given.part == "data":
+        given.folder.mkdir(parents=True, exist_ok=True)
+        write_rows(given.folder, given.rows[0])
+    elif given.part is not None:
+        kept[given.name or given.part] = found = _measured(given, kept)
         write_atomically(path, json.dumps(kept, indent=1) + "\n")
+        print(json.dumps(found))
     if given.docs is not None:
         write_between(given.docs, "scale", tables(kept))
 
 
 def _measured(given: argparse.Namespace, kept: Numbers) -> Any:
     """Numbers of a part, with those of other sizes that were kept."""
-    if given.part != "growth":
-        return PARTS[given.part](given.rows[0], **given.settings)
+    if given.part == "memory":
+        return memory(given.folder, **given.settings)
+    if given.part == "score":
+        return scored(given.folder)
+    if given.part == "same":
+        return same(given.rows[0], **given.settings)
     others = [old for old in kept.get(given.name or given.part, []) if old["rows"] not in given.rows]
     found = [*others, *growth(given.rows, **given.settings)]
     return sorted(found, key=lambda numbers: int(numbers["rows"]))

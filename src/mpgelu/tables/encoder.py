@@ -302,15 +302,6 @@ class TableEncoder:
         return cls(tuple(columns), dict(about["dropped"]), about["missing"])
 
 
-def check_encoder(encoder: TableEncoder, target: str) -> None:
-    """Raise a DataError if no column is left to predict from."""
-    if not encoder.columns and not encoder.dropped:
-        raise DataError(f"no column beside the target {target!r}; a model needs something to predict from")
-    if not encoder.columns:
-        reasons = "; ".join(f"{name!r} {reason}" for name, reason in encoder.dropped.items())
-        raise DataError(f"no column is left to predict from: {reasons}")
-
-
 def with_plain_names(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the table with strings as column names.
 

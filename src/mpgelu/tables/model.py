@@ -24,10 +24,11 @@ from mpgelu.storage.arrays import read_arrays, write_arrays
 from mpgelu.storage.schema import Optional, checked
 from mpgelu.tables.cells import Cells
 from mpgelu.tables.dataset import Dataset
-from mpgelu.tables.encoder import Encoded, Missing, TableEncoder, check_encoder, with_plain_names
+from mpgelu.tables.encoder import Encoded, Missing, TableEncoder, with_plain_names
 from mpgelu.tables.evaluation import Evaluation
 from mpgelu.tables.source import check_column
 from mpgelu.tables.streaming import StreamedTable, TableSource, is_streamed, surveyed
+from mpgelu.tables.survey import check_encoder
 
 OUTPUTS = ("mean", "stddev", "epistemic_std", "aleatoric_std", "lower", "upper")
 FEWEST_ROWS = 10

@@ -19,9 +19,9 @@ from mpgelu.estimators.hashing import uniform
 from mpgelu.estimators.recipe import Block
 from mpgelu.tables.cells import Cells
 from mpgelu.tables.dataset import Dataset
-from mpgelu.tables.encoder import Missing, Numeric, TableEncoder, check_encoder
+from mpgelu.tables.encoder import Missing, Numeric, TableEncoder
 from mpgelu.tables.source import check_column
-from mpgelu.tables.survey import Moments, Reservoir, Survey
+from mpgelu.tables.survey import Moments, Reservoir, Survey, check_encoder
 
 MOST_ROWS_IN_MEMORY = 1_000_000
 MOST_CELLS_IN_MEMORY = 50_000_000  # rows times columns; some 4 GB while a model of them is fitted

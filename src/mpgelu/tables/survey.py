@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from mpgelu.errors import DataError
 from mpgelu.estimators.hashing import uniform
 from mpgelu.tables.cells import LARGEST, CellError, Cells
 from mpgelu.tables.encoder import (
@@ -269,3 +270,12 @@ class Survey:
             if reason is not None:
                 dropped[found.name] = reason
         return TableEncoder(tuple(columns), dropped, self.missing)
+
+
+def check_encoder(encoder: TableEncoder, target: str) -> None:
+    """Raise a DataError if no column is left to predict from."""
+    if not encoder.columns and not encoder.dropped:
+        raise DataError(f"no column beside the target {target!r}; a model needs something to predict from")
+    if not encoder.columns:
+        reasons = "; ".join(f"{name!r} {reason}" for name, reason in encoder.dropped.items())
+        raise DataError(f"no column is left to predict from: {reasons}")

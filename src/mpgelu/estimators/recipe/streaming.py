@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.progress import Progress
 from torch import Tensor
 
 from mpgelu.errors import InputError
@@ -26,6 +25,9 @@ from mpgelu.estimators.recipe.training import Member, Trained, seconds_of_head, 
 from mpgelu.likelihoods import HeteroscedasticGaussian, Likelihood
 from mpgelu.native.threads import run_all
 from mpgelu.training import Interrupts, training_progress
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 Array = NDArray[np.float64]
 

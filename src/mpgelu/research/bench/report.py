@@ -123,6 +123,11 @@ def targets(results: Results) -> Rows:
     for kind in ("diagonal", "exact"):
         if ratios := [ratio for method, ratio in over if method == f"MP-GELU {kind}"]:
             table.append(_target(f"one row in onnxruntime, {kind} over a plain network", max(ratios), 3, at_most=True))
+    for row in results.get("threads", []):
+        name = f"two threads faster than one, {row['method']}, trained on {row['trained on']} rows"
+        table.append(_target(name, row["times faster"], 1.8, at_most=False))
+    for row in results.get("imports", [])[1:]:
+        table.append(_target(f"import of {row['what']}", row["over the first"], 1.3, at_most=True))
     return table
 
 

@@ -12,6 +12,8 @@ from mpgelu import native
 from mpgelu.research.bench.accuracy import accuracy
 from mpgelu.research.bench.conversion import conversion
 from mpgelu.research.bench.deployment import onnx_latency
+from mpgelu.research.bench.estimator import imports, prediction
+from mpgelu.research.bench.estimator import threads as thread_scaling
 from mpgelu.research.bench.feature_errors import feature_errors
 from mpgelu.research.bench.report import Results, environment
 from mpgelu.research.bench.sections import FEATURES, Rows, Settings
@@ -24,6 +26,9 @@ SECTIONS: dict[str, Callable[[Settings], Rows]] = {
     "accuracy": accuracy,
     "feature-errors": feature_errors,
     "onnx": onnx_latency,
+    "prediction": prediction,
+    "threads": thread_scaling,
+    "imports": imports,
     "workers": workers,
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -82,7 +82,7 @@ def _counts(cores: int) -> list[int]:
     return [2**power for power in range(cores.bit_length())]
 
 
-def _best(functions: dict[int, Callable[[], object]], rounds: int) -> dict[int, float]:
+def _best(functions: Mapping[int, Callable[[], object]], rounds: int) -> dict[int, float]:
     """Seconds of the best of some rounds, in turns; processes are started before."""
     for count in functions:
         joblib.Parallel(count)(joblib.delayed(_ready)() for _ in range(4 * count))
