@@ -19,6 +19,7 @@ from mpgelu.networks.description import Description, build, check_describable
 from mpgelu.networks.plain import plain_form
 from mpgelu.networks.prepared import Prepared
 from mpgelu.networks.whole import arrays_of, known_perceptron, run_whole
+from mpgelu.visibility import values_are_visible
 
 
 class Stack(nn.Module):
@@ -130,7 +131,7 @@ class Stack(nn.Module):
             return None
         parameters, buffers = self.state()
         state = parameters | buffers
-        if not self._is_fixed:
+        if not self._is_fixed or not values_are_visible(value.mean):
             return run_whole(known, state, value)
         arrays = self._for_moments.of(state.values(), lambda: arrays_of(known, state))
         return run_whole(known, state, value, arrays)

@@ -114,7 +114,7 @@ def test_the_readme_gets_the_table(compare: Command, tmp_path: Path) -> None:
     readme.write_text("before\n<!-- compare:start -->\nold\n<!-- compare:end -->\nafter\n")
     assert compare("--methods", "mc-dropout", "--splits", "5-6", "--readme", readme).exit_code == 0
     text = readme.read_text()
-    assert text.startswith("before\n<!-- compare:start -->\n|  | CRPS: MP-GELU |")
+    assert text.startswith("before\n<!-- compare:start -->\n|  | CRPS: ensemble |")
     assert "old" not in text
     assert text.endswith("<!-- compare:end -->\nafter\n")
 
