@@ -52,6 +52,7 @@ def fitted() -> MPGELURegressor:
 def _expected_failures(_: object) -> dict[str, str]:
     reason = "batches are drawn at random, so that a weight of two is not the same as a row that comes twice"
     return {
+        # Kernels pass it on the processors that were tried, torch does not.
         "check_methods_subset_invariance": "products of single precision round differently for other numbers of rows",
         "check_sample_weight_equivalence_on_dense_data": reason,
         "check_sample_weight_equivalence_on_sparse_data": reason,
@@ -59,7 +60,7 @@ def _expected_failures(_: object) -> dict[str, str]:
 
 
 @parametrize_with_checks(  # type: ignore[untyped-decorator]
-    [MPGELURegressor(**QUICK)], expected_failed_checks=_expected_failures
+    [MPGELURegressor(**QUICK)], expected_failed_checks=_expected_failures, xfail_strict=False
 )
 def test_scikit_learns_contract(estimator: Any, check: Any) -> None:
     check(estimator)

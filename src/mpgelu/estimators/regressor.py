@@ -352,10 +352,11 @@ class MPGELURegressor(Streaming, Distilling, RegressorMixin, BaseEstimator):  # 
         return replace(settings, seed=before.seed)
 
     def _checked(self, X: ArrayLike, input_std: ArrayLike | None) -> tuple[Array, Array | None]:
-        """Features, float32 ones as they are, and their errors."""
+        """Features, float32 ones as they are, and their errors; ``None`` if all of these are zero."""
         check_is_fitted(self, "ensemble_")
         values = np.asarray(X if is_valid(self, X) else validate_data(self, X, reset=False, dtype=_FLOATS))
-        return values, None if input_std is None else checked_errors("predict", input_std, values.shape)
+        errors = None if input_std is None else checked_errors("predict", input_std, values.shape)
+        return values, None if errors is None or not errors.any() else errors
 
     def _distribution(self, values: Array, errors: Array | None, rows: slice, nodes: int) -> Predictive:
         with torch.no_grad():
