@@ -295,7 +295,7 @@ DATES = pd.date_range("2024-01-01", periods=300).strftime("%d.%m.%Y")
 
 MISTAKES: dict[str, tuple[Callable[[], None], tuple[str, ...], str]] = {
     "no file": (nothing, ("fit", "hauses.csv", "-t", "price"), "there is no file hauses.csv; correct the path"),
-    "a folder": (nothing, ("fit", ".", "-t", "price"), "cannot read .: Is a directory"),
+    "a folder": (nothing, ("fit", ".", "-t", "price"), ". holds no Parquet file"),
     "empty file": (written("houses.csv", ""), FIT, "houses.csv is empty"),
     "only a header": (written("houses.csv", "a,price\n"), FIT, "houses.csv has no rows below its header"),
     "no header": (written("houses.csv", "1,2\n3,4\n"), FIT, "houses.csv begins with numbers"),
