@@ -122,7 +122,7 @@ def _backend(name: str, scheduler: str | None, jobs: int) -> Iterator[None]:
             ) from None
         with contextlib.ExitStack() as stack:
             address = scheduler or stack.enter_context(
-                LocalCluster(n_workers=jobs, threads_per_worker=1, dashboard_address=None)  # type: ignore[no-untyped-call]
+                LocalCluster(n_workers=jobs, threads_per_worker=1, dashboard_address=":0")  # type: ignore[no-untyped-call]
             )
             try:
                 stack.enter_context(Client(address))  # type: ignore[no-untyped-call]
