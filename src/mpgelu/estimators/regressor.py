@@ -76,6 +76,8 @@ class MPGELURegressor(Streaming, Distilling, RegressorMixin, BaseEstimator):  # 
         n_jobs: Threads of ``fit``, which trains kinds of networks, and of predictions of many rows, as in scikit-learn;
             ``None`` takes all cores that torch may use. Inside ``joblib.parallel_config`` with a backend of processes
             (loky, Dask, Ray) ``fit`` uses its workers. The bits of a result do not depend on it.
+        device: Where ``fit`` trains the networks, as ``"cuda"``. Everything else is on the CPU: small as it is, or done
+            by the kernels. ``ensemble_.to(device)`` predicts elsewhere.
         verbose: Show a progress bar on a terminal.
 
     Attributes:
@@ -118,6 +120,7 @@ class MPGELURegressor(Streaming, Distilling, RegressorMixin, BaseEstimator):  # 
         checkpoint: str | os.PathLike[str] | None = None,
         random_state: int | np.random.RandomState | None = None,
         n_jobs: int | None = None,
+        device: str | torch.device = "cpu",
         verbose: bool | int = False,
     ) -> None:
         self.hidden = hidden
@@ -139,6 +142,7 @@ class MPGELURegressor(Streaming, Distilling, RegressorMixin, BaseEstimator):  # 
         self.checkpoint = checkpoint
         self.random_state = random_state
         self.n_jobs = n_jobs
+        self.device = device
         self.verbose = verbose
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:

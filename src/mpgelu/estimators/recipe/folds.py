@@ -25,6 +25,10 @@ class Rows:
     y: Tensor
     weights: Tensor
 
+    def to(self, device: torch.device) -> Rows:
+        """The same rows on a device."""
+        return Rows(self.X.to(device), self.y.to(device), self.weights.to(device))
+
     def judges(self) -> Rows:
         """The same rows, of which those whose features occur more than once have weight zero.
 

@@ -51,6 +51,7 @@ class Task:
         learning_rate: Its peak.
         beta: Exponent of the weights of rows, see :func:`expected_loss`.
         seed: Seed of the folds and the order of the rows.
+        device: Where the networks are trained; before and after they are on the CPU.
     """
 
     title: str
@@ -63,6 +64,7 @@ class Task:
     learning_rate: float
     beta: float
     seed: int
+    device: torch.device
 
     def trainer(self, rows: int) -> Steps:
         """Takes the steps of the networks, when there are so many rows."""
@@ -92,20 +94,30 @@ class Group:
 
     def train(self, rows: Rows, seconds: float, interrupts: Interrupts, bar: Progress) -> None:
         """Train in this process; see :func:`run`."""
-        self.left_out = run(
-            self.trainer,
-            self.task.rows_left_out(len(rows.y)).trained,
-            rows,
-            steps=self.task.steps,
-            batch_size=self.task.batch_size,
-            peak=self.task.learning_rate,
-            seed=self.task.seed,
-            seconds=seconds * self.task.effort,
-            keeper=self.keeper,
-            interrupts=interrupts,
-            bar=bar,
-            title=self.task.title,
-        )
+        with self.on_device():
+            self.left_out = run(
+                self.trainer,
+                self.task.rows_left_out(len(rows.y)).trained,
+                rows.to(self.task.device),
+                steps=self.task.steps,
+                batch_size=self.task.batch_size,
+                peak=self.task.learning_rate,
+                seed=self.task.seed,
+                seconds=seconds * self.task.effort,
+                keeper=self.keeper,
+                interrupts=interrupts,
+                bar=bar,
+                title=self.task.title,
+            )
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """The networks on the device where they are trained."""
+        self.trainer.to(self.task.device)
+        try:
+            yield
+        finally:
+            self.trainer.to(torch.device("cpu"))
 
     def take(self, outcome: _Outcome) -> None:
         """Take over the state that a worker has trained, and keep it."""

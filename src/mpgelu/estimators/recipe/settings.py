@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import nn
 
 from mpgelu.likelihoods import Likelihood
@@ -55,6 +56,7 @@ class Settings:
         moments: That random networks propagate in predictions.
         time_limit: Seconds after which training ends, with fewer steps if need be; ``None`` for no limit.
         seed: Seed of the folds, the starting weights and the order of the rows.
+        device: Where the networks are trained.
     """
 
     kinds: tuple[Kind, ...]
@@ -70,3 +72,4 @@ class Settings:
     moments: type[Moments] | None
     time_limit: float | None
     seed: int
+    device: torch.device
