@@ -64,7 +64,7 @@ def fit_streamed(
         settings: Arguments of the estimator.
         options: Further arguments of :func:`~mpgelu.tables.streaming.surveyed`.
     """
-    from mpgelu.tables.encoder import Encoded
+    from mpgelu.tables.columns import Encoded
     from mpgelu.tables.model import TableModel
     from mpgelu.tables.streaming import surveyed
 

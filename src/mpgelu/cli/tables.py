@@ -90,7 +90,8 @@ def fit(
     """
     from mpgelu.estimators.regressor import FAST
     from mpgelu.storage.files import check_writable
-    from mpgelu.tables.model import TableModel, prepare, read_target, split
+    from mpgelu.tables.model import TableModel
+    from mpgelu.tables.preparation import prepare, read_target, split
 
     layers = None if hidden is None else _layers(hidden)
     check_writable(output, table)
@@ -335,7 +336,7 @@ def _evaluated(
         DataError: No row has a known target.
     """
     from mpgelu.tables.evaluation import Evaluation
-    from mpgelu.tables.model import read_target
+    from mpgelu.tables.preparation import read_target
 
     notes, found, unknown = Notes(), [], 0
     for part in parts:
