@@ -1,4 +1,4 @@
-"""The command line: ``mpgelu --help``."""
+"""The command line ``mpgelu``: its commands, and the translation of errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ app.add_typer(reproduce.app, name="reproduce")
 
 
 def _show_version(asked: bool) -> None:
+    """Print the version and exit, if the option ``--version`` was given."""
     if asked:
         typer.echo(f"mpgelu {__version__}")
         raise typer.Exit
@@ -58,12 +59,17 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # of all wrong c
 
 
 def main() -> None:
-    """Entry point: an expected error is one or two lines and exit code 2, never a traceback.
+    """Run the command line. Expected errors are printed in one or two lines, without a traceback.
 
-    Other exit codes are those of the conventions: 74 if standard output cannot be written to, 130 after Ctrl-C, 141 if
-    the reader of a pipe has closed it.
+    The exit codes are
+
+    * 0 for success,
+    * 1 if ``mpgelu verify`` found a disagreement,
+    * 2 for an error of the input or of the call,
+    * 74 (``EX_IOERR``) if standard output cannot be written,
+    * 130 after Ctrl-C and 141 after a closed pipe, as for a process that a signal has ended.
     """
-    if sys.stderr is None:  # closed by the caller: nothing to say anything on
+    if sys.stderr is None:  # closed by the caller
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  # until the end
     if sys.stdout is None:
         _stop(74, "error: standard output is closed; send it to a file or to /dev/null")
@@ -90,7 +96,7 @@ def main() -> None:
 
 
 def _stop(code: int, message: str = "") -> NoReturn:
-    """Say why on standard error, if that can be written to, and exit."""
+    """Print a message on standard error, if that is writable, and exit."""
     with contextlib.suppress(OSError):
         if message:
             typer.echo(message, err=True)
@@ -98,13 +104,13 @@ def _stop(code: int, message: str = "") -> NoReturn:
 
 
 def _discard_output() -> None:
-    """Send what is left of the output nowhere, or Python would try to write it again at exit."""
+    """Redirect standard output to the null device; otherwise Python would try to flush the rest of it at exit."""
     with Path(os.devnull).open("w") as nowhere, contextlib.suppress(OSError):
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _explained(error: Any) -> str:
-    """What is wrong with a call and where to read on, or the help itself if nothing was asked for."""
+    """Return the message of a usage error and a reference to the help, or the help itself without a command."""
     message: str = error.format_message()
     if error.ctx is None or message.startswith("Usage:"):
         return message

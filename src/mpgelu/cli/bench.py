@@ -1,4 +1,4 @@
-"""``mpgelu bench``: speed."""
+"""``mpgelu bench``: measurements of speed, memory and accuracy (:mod:`mpgelu.research.bench`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bench(
         Path | None, typer.Option(help="Write the table of feature errors, or of workers, into this file.")
     ] = None,
 ) -> None:
-    """Measure speed: all methods in one process, in turns, ratios beside times.
+    """Measure speed: all methods run in turns in one process, and are reported as times and as ratios.
 
     Example: mpgelu bench --sections inference --no-compiled --json bench.json
     """

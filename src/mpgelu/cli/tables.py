@@ -1,4 +1,8 @@
-"""``mpgelu fit``, ``predict``, ``evaluate``, ``report``, ``info`` and ``example``: from a table to a prediction."""
+"""``mpgelu fit``, ``predict``, ``evaluate``, ``report``, ``info`` and ``example``: models of tables.
+
+The docstring of a command is its help text. Modules that import torch are imported inside the commands, so that
+``mpgelu --help`` answers at once.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, which --help need not wait f
 
 
 class Missing(StrEnum):
-    """What to do about missing cells."""
+    """Treatment of missing cells: fill them and add a column that marks them, or refuse the table."""
 
     impute = "impute"
     error = "error"
@@ -78,16 +82,17 @@ def fit(
     ] = None,
     delimiter: Delimiter = ",",
 ) -> None:
-    """Train a model that predicts one column of a table, and how sure it is, from the others.
+    """Train a model that predicts one column of a table from the others, with its uncertainty.
 
     Text columns become categories, missing cells are filled and marked, constant and duplicate columns are left out;
-    what was done with each column is printed.
+    the treatment of each column is printed.
 
     Example: mpgelu fit houses.csv --target price -o houses.mpgelu
     """
     from mpgelu.estimators.regressor import FAST
     from mpgelu.storage.files import check_writable
-    from mpgelu.tables.model import TableModel, prepare, read_target, split
+    from mpgelu.tables.model import TableModel
+    from mpgelu.tables.preparation import prepare, read_target, split
 
     layers = None if hidden is None else _layers(hidden)
     check_writable(output, table)
@@ -106,7 +111,7 @@ def fit(
             return
         frame = source.read()
         known, y = read_target(frame, target)
-        encoder = prepare(known, y, target, **asked)  # all rows, so that whatever is wrong is found before the training
+        encoder = prepare(known, y, target, **asked)  # all rows, so that errors are reported before training starts
         held, kept = split("hold_out", len(known), hold_out, seed)
         split("calibrate", len(kept), calibrate, seed)
         if len(held):
@@ -134,6 +139,7 @@ def fit(
 
 
 def _print_next(output: Path) -> None:
+    """Print the file of a trained model, and the command that uses it."""
     typer.echo(f"\nmodel: {output} ({output.stat().st_size / 1e6:.2f} MB)")
     typer.echo(f"next:  mpgelu predict {output} new.csv -o predictions.csv")
 
@@ -158,12 +164,12 @@ def predict(
 ) -> None:
     """Predict every row of a table, of any length, in bounded memory.
 
-    A folder of tables as TABLE and a folder as --output: a table of predictions for each, on all cores. After a kill
-    the same command goes on; tables that are done, and have not changed since, are left alone.
+    If both TABLE and --output are folders, each table is predicted into a file of the same name, on all cores. After
+    an interruption the same command continues; tables that are finished and have not changed are skipped.
 
-    New columns: mean; stddev, its standard deviation; epistemic_std and aleatoric_std, the standard deviations of its
-    two parts (not knowing the function, and noise; their squares add up to the square of stddev); lower and upper, the
-    ends of the interval. Columns the model does not use are ignored.
+    New columns: mean; stddev, the standard deviation; epistemic_std and aleatoric_std, the standard deviations due to
+    limited knowledge of the function and due to noise (their squares add up to the square of stddev); lower and upper,
+    the ends of the interval. Columns the model does not use are ignored.
 
     Example: mpgelu predict houses.mpgelu new.csv -o predictions.csv --level 0.9 --keep id
     """
@@ -196,7 +202,7 @@ def evaluate(
     fast: Annotated[bool, typer.Option("--fast", help="As in predict.")] = False,
     delimiter: Delimiter = ",",
 ) -> None:
-    """Score a model on rows whose target is known, beside predicting the average for all of them.
+    """Score a model on rows whose target is known, and compare it with predicting the average of the training data.
 
     Example: mpgelu evaluate houses.mpgelu test.csv
     """
@@ -225,7 +231,7 @@ def report(
     fast: Annotated[bool, typer.Option("--fast", help="As in predict.")] = False,
     delimiter: Delimiter = ",",
 ) -> None:
-    """Write a page about a model on rows whose target is known: how good it is, and where not to trust it.
+    """Write a page about the quality of a model on rows whose target is known, and about where it is unreliable.
 
     Example: mpgelu report houses.mpgelu test.csv -o report.html
     """
@@ -245,7 +251,7 @@ def report(
 
 
 def info(model: MaybeModel = None) -> None:
-    """Say what a model predicts, from which columns, and how it was trained; without a model, what is installed.
+    """Print what a model predicts, from which columns, and how it was trained; without a model, what is installed.
 
     Example: mpgelu info houses.mpgelu
     """
@@ -264,7 +270,7 @@ def info(model: MaybeModel = None) -> None:
 def example(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write train.csv and new.csv.")] = Path(),
 ) -> None:
-    """Write a small real table to try the other commands on: 442 diabetes patients, to be predicted a year ahead.
+    """Write a small real table to try the other commands on: the disease progression of 442 diabetes patients.
 
     Example: mpgelu example data
     """
@@ -286,7 +292,12 @@ def example(
 
 @contextmanager
 def _progress(source: Source, hidden: bool = False) -> Iterator[Iterator[pd.DataFrame]]:
-    """Parts of a table, with a bar on a terminal."""
+    """Return a context with the parts of a table, and with a progress bar if standard error is a terminal.
+
+    Args:
+        source: The table.
+        hidden: Whether to show no bar, because the output goes to the same terminal.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -313,9 +324,20 @@ def _evaluated(
     source: Source,
     seen: list[pd.DataFrame] | None = None,
 ) -> Evaluation:
-    """Score the rows whose target is known, add them to ``seen``, and say what was unusual about the source."""
+    """Return the predictions and targets of the rows whose target is known, and print warnings about unusual cells.
+
+    Args:
+        model: The model.
+        parts: Parts of the table.
+        level: Probability of the intervals.
+        source: The table, for its name.
+        seen: Receives the scored rows of each part, if given.
+
+    Raises:
+        DataError: No row has a known target.
+    """
     from mpgelu.tables.evaluation import Evaluation
-    from mpgelu.tables.model import read_target
+    from mpgelu.tables.preparation import read_target
 
     notes, found, unknown = Notes(), [], 0
     for part in parts:
@@ -336,6 +358,7 @@ def _evaluated(
 
 
 def _layers(text: str) -> tuple[int, ...]:
+    """Return the sizes of the hidden layers, from numbers separated by commas."""
     try:
         layers = tuple(int(part) for part in text.split(","))
     except ValueError:

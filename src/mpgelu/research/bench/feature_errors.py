@@ -33,7 +33,9 @@ def feature_errors(settings: Settings) -> Rows:
         model = MPGELURegressor(steps=steps, random_state=0).fit(X, y)
         for error in ERRORS[:1] if settings.quick else ERRORS:
             found = _compared(model, rows, error * X.std(0), draws)
-            table.append({"set": name, "error": error, "rows": len(rows), "draws": draws, "steps": model.n_iter_, **found})
+            table.append(
+                {"set": name, "error": error, "rows": len(rows), "draws": draws, "steps": model.n_iter_, **found}
+            )
     return table
 
 
