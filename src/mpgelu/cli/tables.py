@@ -72,6 +72,7 @@ def fit(
         float | None, typer.Option(help="Seconds that training may take; it then takes fewer steps if need be.")
     ] = None,
     seed: Seed = 0,
+    device: Annotated[str, typer.Option(help="Where the networks are trained, as cuda.")] = "cpu",
     checkpoint: Annotated[
         Path | None, typer.Option(help="Folder that keeps the state; the same command goes on from there.")
     ] = None,
@@ -100,7 +101,7 @@ def fit(
     source = open_table(table, delimiter)
     effort = (FAST if fast else {}) | ({} if steps is None else {"steps": steps})
     settings: dict[str, Any] = {"hidden": layers, "folds": folds, "time_limit": time_limit, "checkpoint": checkpoint}
-    settings |= {"random_state": seed, "verbose": True} | effort
+    settings |= {"random_state": seed, "device": device, "verbose": True} | effort
     asked: dict[str, Any] = {"missing": missing.value, "categorical": categorical or [], "drop": drop or []}
     with about(source), one_line_warnings():
         if (files := to_stream(source, stream)) is not None:

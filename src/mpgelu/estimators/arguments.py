@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from mpgelu.likelihoods import Likelihood, likelihoods
 from mpgelu.moments import moment_types
@@ -24,6 +25,8 @@ def plain(value: object) -> object:
         return {"likelihood": value.described()}
     if isinstance(value, np.random.RandomState) or callable(value):
         return None
+    if isinstance(value, torch.device):
+        return str(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, np.generic):

@@ -77,6 +77,8 @@ class MPGELURegressor(Predicting, Streaming, Distilling, RegressorMixin, BaseEst
         n_jobs: Number of threads of ``fit`` and of predictions, as in scikit-learn; ``None`` for as many as torch uses.
             Inside ``joblib.parallel_config`` with a backend of processes (loky, Dask, Ray), ``fit`` uses its workers.
             Results are bit-identical for any number.
+        device: Device on which ``fit`` trains the networks, for example ``"cuda"``. Scaling, noise and predictions are
+            computed on the CPU; ``ensemble_.to(device)`` is the fitted model on another device.
         verbose: Whether to show a progress bar on a terminal.
 
     Attributes:
@@ -120,6 +122,7 @@ class MPGELURegressor(Predicting, Streaming, Distilling, RegressorMixin, BaseEst
         checkpoint: str | os.PathLike[str] | None = None,
         random_state: int | np.random.RandomState | None = None,
         n_jobs: int | None = None,
+        device: str | torch.device = "cpu",
         verbose: bool | int = False,
     ) -> None:
         self.hidden = hidden
@@ -141,6 +144,7 @@ class MPGELURegressor(Predicting, Streaming, Distilling, RegressorMixin, BaseEst
         self.checkpoint = checkpoint
         self.random_state = random_state
         self.n_jobs = n_jobs
+        self.device = device
         self.verbose = verbose
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:

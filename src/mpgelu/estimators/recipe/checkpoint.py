@@ -53,7 +53,8 @@ class Keeper:
 
     def write(self) -> None:
         """Write the state."""
-        write_arrays(self.path, "checkpoint", self.trainer.state(), {"taken": self.trainer.taken})
+        state = {name: tensor.cpu() for name, tensor in self.trainer.state().items()}
+        write_arrays(self.path, "checkpoint", state, {"taken": self.trainer.taken})
         self.written = time.monotonic()
 
     def _resume(self, steps: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import torch
 from sklearn.utils import check_random_state
 
 from mpgelu.errors import InputError
@@ -80,6 +81,7 @@ def settings_of(estimator: Any, rows: int, features: int) -> Settings:
         moments=estimator.moments,
         time_limit=estimator.time_limit,
         seed=int(check_random_state(estimator.random_state).randint(np.iinfo(np.int32).max)),
+        device=_device(estimator.device),
     )
 
 
@@ -129,6 +131,18 @@ def _kinds(estimator: Any, rows: int) -> tuple[Kind, ...]:
     if estimator.brief and rows <= _MOST_OF_BRIEF:
         kinds += Kind(widths, 0.0, _COARSE, 1 / 6), Kind(widths, 0.1, None, 1 / 8)
     return kinds
+
+
+def _device(wanted: Any) -> torch.device:
+    """A device that holds values on this machine."""
+    try:
+        device = torch.zeros((), device=wanted).device
+    except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise InputError(f"MPGELURegressor: cannot use device {str(wanted)!r} here: {reason}") from None
+    if device.type == "meta":
+        raise InputError("MPGELURegressor: device 'meta' holds no values and cannot train; choose 'cpu' or 'cuda'")
+    return device
 
 
 def _listed(value: Any) -> list[Any]:

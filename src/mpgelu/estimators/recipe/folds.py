@@ -25,6 +25,10 @@ class Rows:
     y: Tensor
     weights: Tensor
 
+    def to(self, device: torch.device) -> Rows:
+        """The same rows on a device."""
+        return Rows(self.X.to(device), self.y.to(device), self.weights.to(device))
+
     def judges(self) -> Rows:
         """Return the rows with weights for validation: zero for rows whose features occur more than once.
 

@@ -52,6 +52,7 @@ class Task:
         learning_rate: Largest learning rate of the schedule.
         beta: Exponent of the weights of rows, see :func:`expected_loss`.
         seed: Seed of the folds and of the order of the rows.
+        device: Device on which the networks are trained; before and after, they are on the CPU.
     """
 
     title: str
@@ -64,6 +65,7 @@ class Task:
     learning_rate: float
     beta: float
     seed: int
+    device: torch.device
 
     def trainer(self, rows: int) -> Steps:
         """Return the optimiser of the networks for a number of rows."""
@@ -101,20 +103,30 @@ class Group:
             interrupts: Ends the training after Ctrl-C.
             bar: Progress bar.
         """
-        self.left_out = run(
-            self.trainer,
-            self.task.rows_left_out(len(rows.y)).trained,
-            rows,
-            steps=self.task.steps,
-            batch_size=self.task.batch_size,
-            peak=self.task.learning_rate,
-            seed=self.task.seed,
-            seconds=seconds * self.task.effort,
-            keeper=self.keeper,
-            interrupts=interrupts,
-            bar=bar,
-            title=self.task.title,
-        )
+        with self.on_device():
+            self.left_out = run(
+                self.trainer,
+                self.task.rows_left_out(len(rows.y)).trained,
+                rows.to(self.task.device),
+                steps=self.task.steps,
+                batch_size=self.task.batch_size,
+                peak=self.task.learning_rate,
+                seed=self.task.seed,
+                seconds=seconds * self.task.effort,
+                keeper=self.keeper,
+                interrupts=interrupts,
+                bar=bar,
+                title=self.task.title,
+            )
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Keep the networks on the device of the task within the context."""
+        self.trainer.to(self.task.device)
+        try:
+            yield
+        finally:
+            self.trainer.to(torch.device("cpu"))
 
     def take(self, outcome: _Outcome) -> None:
         """Load the result of a worker, and write a checkpoint."""

@@ -87,7 +87,7 @@ def run(
         TrainingError: More than half of the losses of a network were not finite.
     """
     batches = Batches(trained, min(batch_size, trained.shape[1]), seed)
-    left_out = torch.zeros(len(trained), dtype=torch.long)
+    left_out = torch.zeros(len(trained), dtype=torch.long, device=rows.X.device)
     task = bar.add_task(title, total=steps, completed=trainer.taken, loss=float("nan"))
     started, first = time.monotonic(), trainer.taken
     while trainer.taken < steps and not interrupts.seen:
@@ -97,7 +97,7 @@ def run(
             done = max(done, (elapsed + elapsed / max(taken, 1)) / seconds)
             if done >= 1 and taken:
                 break
-        at = batches.rows(trainer.taken, 1)[:, 0]
+        at = batches.rows(trainer.taken, 1)[:, 0].to(rows.X.device)
         losses = trainer.step(rows.X[at], rows.y[at], rows.weights[at], learning_rate(peak, min(done, 1.0)))
         left_out += ~torch.isfinite(losses)
         if trainer.taken % _SHOWN_EVERY == 0:
@@ -107,6 +107,7 @@ def run(
     bar.update(task, completed=steps)
     if keeper:
         keeper.write()
+    left_out = left_out.cpu()
     check_left_out(left_out, trainer.taken)
     return left_out
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import nn
 
 from mpgelu.likelihoods import Likelihood
@@ -59,6 +60,7 @@ class Settings:
             by the log-likelihood of held-out rows.
         time_limit: Largest duration in seconds, to which the number of steps is adapted; ``None`` for no limit.
         seed: Seed of the folds, the initial weights and the order of the rows.
+        device: Device on which the networks are trained.
     """
 
     kinds: tuple[Kind, ...]
@@ -74,3 +76,4 @@ class Settings:
     moments: type[Moments] | None
     time_limit: float | None
     seed: int
+    device: torch.device

@@ -101,10 +101,20 @@ class Steps:
         for position, p in enumerate(self.parameters):
             kept = self.optimizer.state[p]
             if not kept:
-                kept |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p), "step": torch.tensor(0.0)}
+                kept |= {
+                    "exp_avg": torch.zeros_like(p),
+                    "exp_avg_sq": torch.zeros_like(p),
+                    "step": p.new_zeros((), dtype=torch.float32),
+                }
             state |= {f"parameter_{position}": p.detach()}
             state |= {f"{name}_{position}": kept[name] for name in ("exp_avg", "exp_avg_sq", "step")}
         return state
+
+    def to(self, device: torch.device) -> None:
+        """Move the networks, and what Adam knows of them, to a device."""
+        self.stack.to(device)
+        for kept in self.optimizer.state.values():
+            kept |= {name: value.to(device) for name, value in kept.items()}
 
     def load(self, state: dict[str, Tensor], taken: int) -> None:
         """Restore a state that :meth:`state` returned after ``taken`` steps."""

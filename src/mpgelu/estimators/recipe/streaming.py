@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -144,7 +145,10 @@ def train_streamed(
             for group in groups:
                 group.keeper = Keeper(checkpoint, group.trainer, judges, settings)
         seconds = clock.left - seconds_of_head(len(judges.y), clock)
-        _run(groups, stream, scaled, settings, seconds, interrupts, bar, threads)
+        with ExitStack() as devices:
+            for group in groups:
+                devices.enter_context(group.on_device())
+            _run(groups, stream, scaled, settings, seconds, interrupts, bar, threads)
         for group in groups:
             group.task.stack.requires_grad_(False)
         taken = min(group.trainer.taken for group in groups if group.task.effort == 1)
@@ -197,7 +201,7 @@ def _run(
 
     while not is_over():
         for block in stream.blocks(settings.seed + position):
-            rows, batches = scaled(block), [_batches(block.numbers, group) for group in groups]
+            rows, batches = scaled(block).to(settings.device), [_batches(block.numbers, group) for group in groups]
             position = min(settings.steps, position + min(found.shape[1] for found in batches))
             tasks = [
                 partial(_take, group, at, rows, position, started, seconds, interrupts)
@@ -245,7 +249,7 @@ def _take(
             break
         rate = learning_rate(task.learning_rate, min(max((trainer.taken + 1) / task.steps, elapsed), 1.0))
         losses = trainer.step(rows.X[at], rows.y[at], rows.weights[at], rate)
-        group.left_out = ~torch.isfinite(losses) + (0 if group.left_out is None else group.left_out)
+        group.left_out = ~torch.isfinite(losses).cpu() + (0 if group.left_out is None else group.left_out)
         loss = float(losses.nanmean())
     return loss
 
@@ -268,4 +272,4 @@ def _batches(numbers: NDArray[np.int64], group: Group) -> Tensor:
     size = max(1, min(task.batch_size, shortest))
     count = shortest // size
     kept = np.stack([of_network[: count * size] for of_network in rows])
-    return torch.as_tensor(kept).view(task.folds, count, size)
+    return torch.as_tensor(kept, device=task.device).view(task.folds, count, size)

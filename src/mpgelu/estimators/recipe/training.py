@@ -189,6 +189,7 @@ def task_of(
         learning_rate=settings.learning_rate,
         beta=settings.beta,
         seed=seed,
+        device=settings.device,
     )
 
 

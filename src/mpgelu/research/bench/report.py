@@ -219,7 +219,7 @@ def update_docs(results: Results, page: Path) -> None:
         return
     rows = results["feature-errors"]
     told = (
-        f"Models of split 0 with {rows[0]['steps']} steps and else the defaults, the first {rows[0]['rows']} test "
+        f"Default models of split 0, the first {rows[0]['rows']} test "
         f"rows, {rows[0]['draws']:,} random inputs for each, errors of all features at once. Largest difference "
         "(average; largest standard error of the random inputs):"
     )
