@@ -33,13 +33,14 @@ class Parts:
         moments: Type of moments that predictions propagate.
         encode: Function from rows as users have them to raw features ``(rows, n)``.
         calibration_scores: Sorted conformity scores, if the intervals were calibrated.
-        noise: From scaled features and the two outputs of the networks to the log-variance that replaces the second.
-        spread: Factor by which the networks are shrunk towards their average.
-        whole: From raw features, their errors and a number of nodes to the distribution of the target; ``None`` for a
-            network alone.
-        members: From scaled features to means and variances of what the model mixes, ``(M, rows, outputs)`` each, where
-            that is more than the networks' own outputs; its attribute ``weights`` has their weights, and ``centers``
-            the matrix from their means to those of their networks, ``None`` where these are equal.
+        noise: Module from scaled features and the outputs of the networks to outputs with the log-variance of the
+            noise; ``None`` if the networks predict it themselves.
+        spread: Factor of the shrinkage of the means of the networks towards their average.
+        whole: Module from raw features, their errors and a number of nodes to the distribution of the target; ``None``
+            for a single network.
+        members: Module from scaled features to means and variances of the members that the model mixes, ``(M, rows,
+            outputs)`` each, if these are not the outputs of the networks. Its attribute ``weights`` contains their
+            weights, and ``centers`` the matrix from their means to those of their networks, ``None`` if they are equal.
     """
 
     networks: Sequence[nn.Module]
@@ -149,7 +150,7 @@ def feature_names(caller: str, features: int | Sequence[str] | None, count: int)
 
 
 def _first_device(networks: Sequence[nn.Module]) -> torch.device:
-    """Where the parameters are; the CPU where there are none."""
+    """Return the device of the first parameter; the CPU if there are no parameters."""
     return next((p.device for network in networks for p in network.parameters()), torch.device("cpu"))
 
 
@@ -162,6 +163,11 @@ def _first_size(caller: str, network: nn.Module) -> int:
 
 
 def _likelihood(caller: str, network: nn.Module, features: int) -> Likelihood:
+    """Return the default likelihood for the number of outputs of a network.
+
+    Raises:
+        InputError: The network has more than two outputs.
+    """
     like = next(network.parameters(), torch.empty(0, device="cpu"))
     with torch.no_grad():
         outputs = network(like.new_zeros(1, features)).shape[-1]

@@ -12,9 +12,8 @@ from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moment
 from mpgelu.moments.checks import check_mean
 from mpgelu.networks.whole import as_function
 
-_CHUNK_ENTRIES = (
-    2**20
-)  # entries of the largest temporary: near the cache, and enough work to hide the overhead of calls
+# Entries of the largest temporary: about the size of the cache, and enough work to hide the overhead of calls.
+_CHUNK_ENTRIES = 2**20
 _FEWEST_ROWS = 64
 
 
