@@ -18,6 +18,24 @@ from mpgelu.moments import FactoredMoments, Moments
 from mpgelu.networks.scaling import FeatureScale
 
 
+class Members(nn.Module):
+    """The Gaussian members that a model mixes, as a module that torch can trace.
+
+    ``forward`` maps scaled features ``(rows, n)`` to means and variances of the outputs of the members,
+    ``(M, rows, outputs)`` each.
+    """
+
+    @property
+    def weights(self) -> Tensor:
+        """Weights of the members, ``(M,)``, float64, summing to one."""
+        raise NotImplementedError
+
+    @property
+    def centers(self) -> Tensor | None:
+        """Matrix from the means of the members to those of their networks, ``(M, M)``; ``None`` if they are equal."""
+        return None
+
+
 @dataclass(frozen=True)
 class Parts:
     """The networks of a model, their weights, and the scales of the data.
@@ -38,9 +56,7 @@ class Parts:
         spread: Factor of the shrinkage of the means of the networks towards their average.
         whole: Module from raw features, their errors and a number of nodes to the distribution of the target; ``None``
             for a single network.
-        members: Module from scaled features to means and variances of the members that the model mixes, ``(M, rows,
-            outputs)`` each, if these are not the outputs of the networks. Its attribute ``weights`` contains their
-            weights, and ``centers`` the matrix from their means to those of their networks, ``None`` if they are equal.
+        members: The members that the model mixes, if these are not the outputs of the networks.
     """
 
     networks: Sequence[nn.Module]
@@ -56,7 +72,7 @@ class Parts:
     noise: nn.Module | None = None
     spread: float = 1.0
     whole: nn.Module | None = None
-    members: nn.Module | None = None
+    members: Members | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -154,12 +170,21 @@ def _first_device(networks: Sequence[nn.Module]) -> torch.device:
     return next((p.device for network in networks for p in network.parameters()), torch.device("cpu"))
 
 
+def in_features_of(network: nn.Module) -> int | None:
+    """Return the number of inputs of the first layer that states it as ``in_features``; ``None`` if none does."""
+    sizes = (getattr(module, "in_features", None) for module in network.modules())
+    return next((size for size in sizes if isinstance(size, int)), None)
+
+
 def _first_size(caller: str, network: nn.Module) -> int:
-    """Return the number of inputs of the first layer that has ``in_features``."""
-    for module in network.modules():
-        if isinstance(size := getattr(module, "in_features", None), int):
-            return size
-    raise InputError(f"{caller}: the network has no linear layer that tells its number of features; give features=")
+    """Return the number of inputs of a network.
+
+    Raises:
+        InputError: No layer states it.
+    """
+    if (size := in_features_of(network)) is None:
+        raise InputError(f"{caller}: the network has no linear layer that tells its number of features; give features=")
+    return size
 
 
 def _likelihood(caller: str, network: nn.Module, features: int) -> Likelihood:

@@ -356,9 +356,9 @@ class Predictive:
             epistemic_variance=self.epistemic_variance + variance,
         )
 
-    def to(self, dtype: torch.dtype) -> Predictive:
-        """Return the distribution in another floating-point dtype."""
-        return Predictive(**{field.name: getattr(self, field.name).to(dtype) for field in fields(self)})
+    def to(self, *args: Any, **kwargs: Any) -> Predictive:
+        """Return the distribution in another dtype or on another device; the arguments are those of ``Tensor.to``."""
+        return Predictive(**{field.name: getattr(self, field.name).to(*args, **kwargs) for field in fields(self)})
 
     def __getitem__(self, index: Any) -> Predictive:
         """Return the distributions at an index of the batch dimensions."""
