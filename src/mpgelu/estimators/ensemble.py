@@ -17,7 +17,7 @@ from mpgelu.estimators.noise import NoiseHead
 from mpgelu.likelihoods import Likelihood, MeanAndLogVariance, NoisePart, likelihoods
 from mpgelu.likelihoods.outputs import as_moments
 from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments, moment_types
-from mpgelu.networks import FeatureScale, Parts, Stack, feature_names, is_random, parts_of
+from mpgelu.networks import FeatureScale, Members, Parts, Stack, feature_names, is_random, parts_of
 from mpgelu.networks.description import Description
 from mpgelu.networks.prepared import Prepared
 from mpgelu.predictive import Predictive
@@ -237,7 +237,7 @@ class Ensemble(nn.Module):
         return ensemble.requires_grad_(False)
 
 
-class MemberOutputs(nn.Module):
+class MemberOutputs(Members):
     """The Gaussian members that an ensemble mixes, as a function of tensors that torch can trace.
 
     If the noise of the likelihood is a mixture of G Gaussians (:meth:`Likelihood.gaussians`), as for heavy tails, each

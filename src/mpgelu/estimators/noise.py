@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mpgelu.likelihoods import MeanAndLogVariance
 from mpgelu.moments import DiagonalMoments, Moments
-from mpgelu.networks import Stack
+from mpgelu.networks import Stack, in_features_of
 from mpgelu.networks.description import Description
 
 LEAST_SPREAD = 1e-4  # smallest standard deviation between networks, in units of the scaled target
@@ -100,7 +100,7 @@ class NoiseHead(nn.Module):
             kinds: Number of kinds of networks in the ensemble.
         """
         networks = Stack.empty(Description.from_json(about["network"]), about["models"])
-        inputs = next((size for m in networks.architecture.modules() if (size := getattr(m, "in_features", 0))), 1)
+        inputs = in_features_of(networks.architecture) or 1
         shapes = ((inputs,), (inputs,), (), (kinds,), (), (2,))
         return cls(networks, *(torch.empty(shape, device="meta") for shape in shapes))
 

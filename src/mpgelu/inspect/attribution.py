@@ -26,7 +26,7 @@ from mpgelu.inspect.diagonal_sources import DiagonalSources
 from mpgelu.layers import MPGELU, Dropout, GaussianLinear, Periodic
 from mpgelu.likelihoods import HeteroscedasticGaussian, Likelihood, MeanAndLogVariance
 from mpgelu.moments import DiagonalMoments, FactoredMoments
-from mpgelu.networks import Parts, is_random, parts_of
+from mpgelu.networks import Members, Parts, is_random, parts_of
 from mpgelu.rules import fork
 
 _KINDS: dict[type[nn.Module], str] = {Dropout: "dropout", MPGELU: "mpgelu", GaussianLinear: "weights"}
@@ -168,7 +168,7 @@ def _split(
     return center, totals
 
 
-def _of_members(members: nn.Module, x: Tensor) -> tuple[Tensor, dict[_Source, Tensor]]:
+def _of_members(members: Members, x: Tensor) -> tuple[Tensor, dict[_Source, Tensor]]:
     r"""Return the mean ``(rows,)`` of the components that a model mixes, with their noise and disagreement.
 
     If several components belong to one network, :math:`\mu_k` is the mean of a component and :math:`c_k` that of its
@@ -183,11 +183,11 @@ def _of_members(members: nn.Module, x: Tensor) -> tuple[Tensor, dict[_Source, Te
     """
     with torch.no_grad():
         mean, variance = (part.double() for part in members(x))
-    weights = torch.as_tensor(members.weights)
+    weights = members.weights
     noise, means = HeteroscedasticGaussian().noise(DiagonalMoments(mean, variance)), MeanAndLogVariance.of(mean).mean
-    center, centers = weights @ means, getattr(members, "centers", None)
+    center, centers = weights @ means, members.centers
     if centers is not None:  # the components are not centred at the means of their networks
-        of_networks = torch.as_tensor(centers) @ means
+        of_networks = centers @ means
         noise, means = noise + (means - of_networks).square(), of_networks
     between = weights @ (means - center).square()
     return center, {_NOISE: (weights @ noise)[:, None], _DISAGREEMENT: between[:, None]}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mpgelu import native
 from mpgelu.errors import InputError
-from mpgelu.moments import FactoredMoments, Moments
+from mpgelu.moments import FactoredMoments, Moments, moments_of
 from mpgelu.networks.whole import as_function, warn_if_slow
 from mpgelu.training.best import Best
 from mpgelu.training.checkpoint import Checkpoint
@@ -57,7 +57,7 @@ def fit(
     drop_last: bool = False,
     optimizer: Optimizers | None = None,
     scheduler: Schedulers | None = None,
-    moments: Callable[[Tensor], Moments | Tensor] = FactoredMoments.certain,
+    moments: type[Moments] | Callable[[Tensor], Moments | Tensor] = FactoredMoments,
     penalty: Callable[[], Tensor] | None = None,
     clip: float | None = None,
     validation: Data | None = None,
@@ -100,8 +100,8 @@ def fit(
         drop_last: Whether an incomplete last batch is skipped, unless it is the only one; not used with a loader.
         optimizer: Function from parameters to a torch optimiser; the default is Adam with a learning rate of 0.01.
         scheduler: Function from the optimiser to a learning-rate scheduler, which is stepped after every batch.
-        moments: Function from features ``(*models, B, n)`` to the input of the network. It chooses the representation
-            of covariances, for example ``DiagonalMoments.certain``, and may add a variance of the features.
+        moments: Type of the moments that are propagated, for example ``DiagonalMoments``; or function from features
+            ``(*models, B, n)`` to the input of the network, which may add a variance of the features.
         penalty: Function without arguments whose value is added to the loss, such as ``lambda: layer.kl() / rows``.
         clip: Largest Euclidean norm of the gradient of a model, to which larger ones are scaled; ``None`` for no limit.
         validation: Held-out data in the form of ``data``; the state of the epoch with the smallest validation loss is
@@ -141,7 +141,7 @@ def fit(
     compile = compile and native.can_compile()
     if not compile:
         warn_if_slow(network)
-    row_losses = _row_losses(network if compile else as_function(network), likelihood, moments)
+    row_losses = _row_losses(network if compile else as_function(network), likelihood, moments_of(moments))
     started = time.perf_counter()
     with cooperating(like.device, _remedy(checkpoint)) as processes:
         rows = source(data, like, batch_size, drop_last, seed, shuffle)

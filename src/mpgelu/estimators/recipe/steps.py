@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,14 @@ _WARM_UP = 0.05  # fraction of the training in which the learning rate grows
 _SPEEDS: dict[type[nn.Module], float] = {Periodic: 5.0, Scale: 3.0}  # learning rates relative to other parameters
 
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@runtime_checkable
+class Penalised(Protocol):
+    """A layer with random weights that adds a Kullback-Leibler term to the loss, as :class:`GaussianLinear` does."""
+
+    def kl(self) -> Tensor:
+        """Return the Kullback-Leibler divergence of the weights from their prior, ``()``."""
 
 
 class Steps:
@@ -144,7 +152,7 @@ def expected_loss(stack: Stack, likelihood: Likelihood, beta: float, rows: int) 
         losses ``(networks,)``.
     """
     random = is_random(stack.architecture)
-    penalised = any(hasattr(module, "kl") for module in stack.architecture.modules())
+    penalised = any(isinstance(module, Penalised) for module in stack.architecture.modules())
 
     def losses(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         outputs: Moments | Tensor = stack(DiagonalMoments.certain(x) if random else x)
@@ -202,5 +210,4 @@ def _aligned(per_network: Tensor, p: Tensor) -> Tensor:
 
 def _kl(network: nn.Module) -> Tensor:
     """Return the sum of the Kullback-Leibler terms of all layers, ``()``."""
-    terms: list[Any] = [getattr(module, "kl", None) for module in network.modules()]
-    return torch.stack([kl() for kl in terms if kl is not None]).sum()
+    return torch.stack([module.kl() for module in network.modules() if isinstance(module, Penalised)]).sum()
