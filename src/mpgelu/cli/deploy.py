@@ -27,7 +27,7 @@ InputStd = Annotated[
 ]
 _PICTURES = (".png", ".pdf", ".svg", ".jpg")
 _MEANINGS = {
-    "noise": "the target's own, which no model could predict",
+    "noise": "of the target itself, as far as the model can tell",
     "disagreement": "the networks of the model predict differently",
     "distance": "features outside the range of the training data",
     "dropout": "units that are left out at random",
