@@ -22,7 +22,7 @@ app = typer.Typer(
     help="""Neural networks that say how sure they are, without sampling.
 
     Example: mpgelu fit houses.csv --target price -o houses.mpgelu, then mpgelu predict houses.mpgelu new.csv
-    -o predictions.csv; mpgelu example writes a table to try them on.
+    -o predictions.csv. To try it without a table of your own, begin with mpgelu example.
     """,
     no_args_is_help=True,
     add_completion=False,
@@ -30,13 +30,23 @@ app = typer.Typer(
     rich_markup_mode=None,  # its boxes cut long option names off
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_COMMANDS: tuple[Callable[..., None], ...] = (
-    *(tables.fit, tables.predict, tables.evaluate, tables.report, tables.info, tables.example),
-    *(deploy.distill, deploy.export, deploy.explain, deploy.verify, compare, bench),
-)
-for _command in _COMMANDS:
-    app.command(cls=Command)(_command)
-app.add_typer(reproduce.app, name="reproduce")
+_COMMANDS: dict[Callable[..., None], str] = {  # what the list of commands says: one line of a terminal each
+    tables.example: "Write a small real table to try the other commands on.",
+    tables.fit: "Train a model that predicts one column of a table.",
+    tables.predict: "Predict every row of a table, with error bars.",
+    tables.evaluate: "Score a model on rows whose target is known.",
+    tables.report: "Write a page on how good a model is, and where it is not.",
+    tables.info: "Show what a model predicts, or what is installed.",
+    deploy.explain: "Split the variance of each prediction by its sources.",
+    deploy.verify: "Check a model's moments by sampling its networks.",
+    deploy.distill: "Turn a model into a single network, many times faster.",
+    deploy.export: "Write a model as an ONNX graph that runs without torch.",
+    compare: "Measure our estimator beside other methods.",
+    bench: "Measure speed.",
+}
+for _command, _summary in _COMMANDS.items():
+    app.command(cls=Command, short_help=_summary)(_command)
+app.add_typer(reproduce.app, name="reproduce", short_help="Rerun the paper's experiments.")
 
 
 def _show_version(asked: bool) -> None:

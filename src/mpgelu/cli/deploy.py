@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from mpgelu.estimators.regressor import MPGELURegressor
 
-Model = Annotated[Path, typer.Argument(help="A saved model.")]
-Table = Annotated[Path, typer.Argument(help="A CSV or Parquet file with the model's columns.")]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="File written by mpgelu fit.")]
+Table = Annotated[Path, typer.Argument(metavar="TABLE", help="CSV or Parquet file with the model's columns.")]
 InputStd = Annotated[
     str | None, typer.Option(help="Standard deviations of measurement errors: column=value pairs separated by commas.")
 ]
 _PICTURES = (".png", ".pdf", ".svg", ".jpg")
 _MEANINGS = {
-    "noise": "the target's own, which no model could predict",
+    "noise": "of the target itself, as far as the model can tell",
     "disagreement": "the networks of the model predict differently",
     "distance": "features outside the range of the training data",
     "dropout": "units that are left out at random",
@@ -43,7 +43,7 @@ def distill(
         Path | None, typer.Argument(metavar="TABLE", help="Rows to learn from: the training table, or rows like it.")
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="File of the small model.")] = Path("small.mpgelu"),
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of training. Default: 2500.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of training. Default: by the number of rows.")] = None,
     seed: Seed = 0,
     delimiter: Delimiter = ",",
 ) -> None:
@@ -152,7 +152,7 @@ def verify(
     draws: Annotated[
         int | None, typer.Option(min=100, help="Samples for each row. Default: 20000, or as needed.")
     ] = None,
-    networks: Annotated[int, typer.Option(min=1, help="How many networks to look at, the heaviest.")] = 3,
+    networks: Annotated[int, typer.Option(min=1, help="How many networks to look at, by weight.")] = 3,
     input_std: InputStd = None,
     delimiter: Delimiter = ",",
 ) -> None:

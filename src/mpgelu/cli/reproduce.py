@@ -26,6 +26,9 @@ def reproduce_toy(
     ),
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of training; the paper's 1000.")] = 1000,
     seed: Seed = 0,
+    docs: Annotated[
+        Path | None, typer.Option(help="Write a table of the numbers between the marks of this page.")
+    ] = None,
 ) -> None:
     """Train both networks on the toy problem of the paper, and draw its figure.
 
@@ -33,13 +36,15 @@ def reproduce_toy(
     """
     import torch
 
-    from mpgelu.research.paper.toy import TITLES, draw, run_toy, write_summary
+    from mpgelu.research.paper.toy import TITLES, draw, run_toy, update_docs, write_summary
 
     make_folder(output)
     torch.set_num_threads(1)  # networks this small lose time to a second thread
     results = [run_toy(nonlinearity, epochs=epochs, seed=seed) for nonlinearity in TITLES]
     draw(results, output / "toy.png")
     write_summary(results, output / "toy.json")
+    if docs is not None:
+        update_docs({result.nonlinearity: result.summary() for result in results}, docs)
     table = Table("network", "inside [-0.5, 0.5]", "outside", "epistemic inside", "outside", "share inside", "outside")
     table.title = "Mean predictive standard deviation, and the epistemic share of the variance"
     for result in results:

@@ -40,7 +40,7 @@ class Missing(StrEnum):
 
 Table = Annotated[str, typer.Argument(metavar="TABLE", help="CSV or Parquet file, or a folder of Parquet; - is stdin.")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="File written by mpgelu fit.")]
-MaybeModel = Annotated[Path | None, typer.Argument(metavar="[MODEL]", help="File written by mpgelu fit.")]
+MaybeModel = Annotated[Path | None, typer.Argument(metavar="MODEL", help="File written by mpgelu fit.")]
 Level = Annotated[float, typer.Option(help="Probability of the intervals.")]
 
 
@@ -59,17 +59,17 @@ def fit(
     calibrate: Annotated[
         float, typer.Option(help="Share of the rows to calibrate the intervals on, for guaranteed coverage; e.g. 0.2.")
     ] = 0.0,
-    fast: Annotated[bool, typer.Option("--fast", help="A fifth of the training.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Train a fifth as long: good for a first look.")] = False,
     compact: Compact = False,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of training. Default: by the number of rows.")] = None,
     folds: Annotated[
-        int | None, typer.Option(min=2, help="Parts of the rows, of which each network leaves out one. Default: 5.")
+        int | None, typer.Option(min=2, help="Parts of the rows; each network leaves out one of them. Default: 5.")
     ] = None,
     hidden: Annotated[
         str | None, typer.Option(help="Units of each hidden layer. Default: 128,128, more above 100,000 rows.")
     ] = None,
     time_limit: Annotated[
-        float | None, typer.Option(help="Seconds that training may take; it then takes fewer steps if need be.")
+        float | None, typer.Option(help="Seconds that training may take; it takes fewer steps if need be.")
     ] = None,
     seed: Seed = 0,
     device: Annotated[str, typer.Option(help="Where the networks are trained, as cuda.")] = "cpu",
@@ -78,7 +78,9 @@ def fit(
     ] = None,
     stream: Annotated[
         bool | None,
-        typer.Option("--stream/--no-stream", help="Train on Parquet files without reading them whole. Default: large."),
+        typer.Option(
+            "--stream/--no-stream", help="Train on Parquet files without reading them whole. Default: if big."
+        ),
     ] = None,
     delimiter: Delimiter = ",",
 ) -> None:
@@ -141,7 +143,7 @@ def fit(
 def _print_next(output: Path) -> None:
     """Print the file of a trained model, and the command that uses it."""
     typer.echo(f"\nmodel: {output} ({output.stat().st_size / 1e6:.2f} MB)")
-    typer.echo(f"next:  mpgelu predict {output} new.csv -o predictions.csv")
+    typer.echo(f"next:  mpgelu predict {output} TABLE -o predictions.csv")
 
 
 def predict(
@@ -157,7 +159,7 @@ def predict(
     ] = None,
     prefix: Annotated[str, typer.Option(help="Put before the names of the new columns.")] = "",
     fast: Annotated[
-        bool, typer.Option("--fast", help="Several times faster: leave out correlations inside the networks.")
+        bool, typer.Option("--fast", help="Leave out correlations inside the networks: faster, and less exact.")
     ] = False,
     jobs: Annotated[int, typer.Option(min=-1, help="Processes for a folder of tables; -1 takes all cores.")] = -1,
     delimiter: Delimiter = ",",
