@@ -22,7 +22,7 @@ import pytest
 
 import mpgelu as mp
 from command_line import Command, Result
-from houses import QUICK, houses
+from houses import houses
 from mpgelu.storage.files import beside_its_place
 from mpgelu.tables.model import OUTPUTS, TableModel
 
@@ -41,11 +41,6 @@ COMMANDS = (
 )
 EFFORT = ("--steps", "40", "--folds", "2", "--hidden", "8")
 IN_A_PROCESS = "from mpgelu.cli import main; main()"
-
-
-@pytest.fixture(scope="module")
-def fitted() -> TableModel:
-    return TableModel.fit(houses(), "price", **QUICK)
 
 
 @pytest.fixture

@@ -21,33 +21,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import mpgelu as mp
+from every_layer import LAYERS as EVERY_LAYER
 from mpgelu import DiagonalMoments, FactoredMoments, FullMoments, layers, likelihoods, native
 from mpgelu.likelihoods import Likelihood
 from mpgelu.moments import Moments
 from mpgelu.rules import add, concatenate, fork
 
 KINDS: list[Any] = [DiagonalMoments, FactoredMoments, FullMoments]
-LAYERS: dict[str, Callable[[], nn.Module]] = {
-    "Linear": lambda: layers.Linear(4, 3),
-    "GaussianLinear": lambda: layers.GaussianLinear(4, 3),
-    "Dropout": lambda: layers.Dropout(0.2, rescale=False),
-    "MPGELU": layers.MPGELU,
-    "ReLU": layers.ReLU,
-    "LeakyReLU": layers.LeakyReLU,
-    "GELU": layers.GELU,
-    "SiLU": layers.SiLU,
-    "Tanh": layers.Tanh,
-    "Sigmoid": layers.Sigmoid,
-    "Softplus": layers.Softplus,
-    "BatchNorm1d": lambda: layers.BatchNorm1d(4),
-    "LayerNorm": lambda: layers.LayerNorm(4),
-    "Periodic": lambda: layers.Periodic(4, frequencies=3, outputs=2),
-    "Scale": lambda: layers.Scale(4),
-    "RobustScale": lambda: layers.RobustScale(torch.randn(4), torch.rand(4) + 0.5),
-    "Operation": lambda: layers.Operation(fork),
-    "Elementwise": lambda: layers.Elementwise(layers.Tanh().activation),
-    "Beside": lambda: layers.Beside(layers.Linear(4, 3), layers.Linear(4, 2)),
-}
+LAYERS = {**EVERY_LAYER, "Dropout": lambda: layers.Dropout(0.2, rescale=False)}
 LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {
     "HeteroscedasticGaussian": mp.HeteroscedasticGaussian,
     "Gaussian": lambda: mp.Gaussian(0.5, learn_noise=True),

@@ -7,7 +7,6 @@ folder names each finished file with a hash of what it was made from; a file who
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from mpgelu.cli.scoring import about, check_level, load_model, predicted
-from mpgelu.cli.shared import Notes, make_folder, open_table, warn
+from mpgelu.cli.shared import Notes, make_folder, open_table, rows_progress, warn
 from mpgelu.errors import DataError, InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import, which --help need not wait for
@@ -226,22 +225,8 @@ def _shown(results: Iterable[_Done], count: int) -> Iterable[_Done]:
         results: The finished parts.
         count: Their number.
     """
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        *(TextColumn("{task.fields[rows]:,} rows"), BarColumn(), MofNCompleteColumn()),
-        *(TimeElapsedColumn(), TimeRemainingColumn()),
-    )
-    hidden, rows = not sys.stderr.isatty(), 0
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as progress:
+    rows = 0
+    with rows_progress(counts_parts=True) as progress:
         task = progress.add_task("", total=count, rows=0)
         for done in results:
             yield done

@@ -22,6 +22,8 @@ from typer.core import TyperCommand
 from mpgelu.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from mpgelu.tables import Encoded, Source
 
 Data = Annotated[
@@ -223,6 +225,34 @@ def check_readme(readme: Path | None) -> None:
     """Raise an :class:`InputError` if the file that is to receive a table does not exist."""
     if readme is not None and not readme.is_file():
         raise InputError(f"--readme: there is no file {readme}; the table is written between marks that it holds")
+
+
+def rows_progress(*, counts_parts: bool = False, hidden: bool = False) -> Progress:
+    """Return a progress bar on standard error that shows the number of rows, the field ``rows`` of its task.
+
+    Args:
+        counts_parts: Whether it shows the number of finished parts, too.
+        hidden: Whether to show nothing; nothing is shown either if standard error is not a terminal.
+    """
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    parts = [MofNCompleteColumn()] if counts_parts else []
+    columns = (
+        TextColumn("{task.fields[rows]:,} rows"),
+        BarColumn(),
+        *parts,
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    disable = hidden or not sys.stderr.isatty()
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=disable)
 
 
 def print_rows(title: str, rows: list[dict[str, Any]]) -> None:

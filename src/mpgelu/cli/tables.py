@@ -19,7 +19,17 @@ import typer
 from mpgelu.cli.folders import Asked, is_folder, predict_folder
 from mpgelu.cli.printing import print_columns, print_scores, print_training
 from mpgelu.cli.scoring import about, check_level, load_model, predicted
-from mpgelu.cli.shared import Compact, Delimiter, Notes, Seed, one_line_warnings, open_table, print_installation, warn
+from mpgelu.cli.shared import (
+    Compact,
+    Delimiter,
+    Notes,
+    Seed,
+    one_line_warnings,
+    open_table,
+    print_installation,
+    rows_progress,
+    warn,
+)
 from mpgelu.cli.streamed import fit_streamed, to_stream
 from mpgelu.errors import DataError, InputError
 
@@ -300,12 +310,7 @@ def _progress(source: Source, hidden: bool = False) -> Iterator[Iterator[pd.Data
         source: The table.
         hidden: Whether to show no bar, because the output goes to the same terminal.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.fields[rows]:,} rows"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    is_hidden = hidden or not sys.stderr.isatty()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=is_hidden) as progress:
+    with rows_progress(hidden=hidden) as progress:
         task = progress.add_task("", total=None, rows=0)
 
         def parts() -> Iterator[pd.DataFrame]:
