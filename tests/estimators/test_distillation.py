@@ -236,7 +236,9 @@ def test_the_loss_and_its_gradient_are_those_of_the_likelihood() -> None:
     parameters = pupil._Parameters(network)
     torch.testing.assert_close(pupil.learn(parameters.layers, parameters.gradients, batch).loss(), wanted.detach())
     found = parameters.gradients
-    (a, b), (a_bias, b_bias) = (part.split([1, likelihood.outputs - 1]) for part in (found.head, found.head_bias))
+    (a, b), (a_bias, b_bias) = (
+        torch.split(part, [1, likelihood.outputs - 1]) for part in (found.head, found.head_bias)
+    )
     held = [*found[:4], *(part for pair in found.hidden for part in pair), a, a_bias, *found[-2:], b, b_bias]
     for ours, theirs in zip(held, gradients, strict=True):
         torch.testing.assert_close(ours, theirs)

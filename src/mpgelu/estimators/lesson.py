@@ -75,7 +75,7 @@ class Lesson:
             step: Number of the step.
         """
         values = self.values[step % len(self.values)].index_select(0, at).T
-        z, *facts = self._together.index_select(0, at).split([self.z.shape[1], 1, 1, 1], 1)
+        z, *facts = torch.split(self._together.index_select(0, at), [self.z.shape[1], 1, 1, 1], 1)
         return Batch(z, values, *(fact.squeeze(1) for fact in facts))
 
     @cached_property

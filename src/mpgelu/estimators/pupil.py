@@ -98,7 +98,7 @@ def taught(outputs: Tensor, variance: Tensor, batch: Batch) -> Taught:
         batch: What the teacher predicts there.
     """
     count, rows = len(outputs) // 3, len(variance)
-    location, logits, offsets, log_noises = outputs.split([1, count, count, count])
+    location, logits, offsets, log_noises = torch.split(outputs, [1, count, count, count])
     log_weights = logits.log_softmax(0)
     weights, noises = log_weights.exp(), log_noises.exp()
     means, variances = location + offsets, variance + noises
@@ -258,5 +258,5 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 def _split(whole: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Parts of a vector in the shapes of others."""
-    parts = whole.split([part.numel() for part in like])
+    parts = torch.split(whole, [part.numel() for part in like])
     return [part.view_as(shape) for part, shape in zip(parts, like, strict=True)]

@@ -258,4 +258,6 @@ def moments_of(moments: type[Moments] | Callable[[Tensor], Any]) -> Callable[[Te
     Args:
         moments: A type of moments, which stands for its :meth:`Moments.certain`, or the function itself.
     """
-    return moments.certain if isinstance(moments, type) else moments
+    if isinstance(moments, type):
+        return moments.certain
+    return moments

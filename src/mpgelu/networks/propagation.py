@@ -59,8 +59,8 @@ def propagate(
         mean, spread = _mean_and_spread(run(start(x[:size])))
         mean_all, spread_all = (part.new_empty(len(x), *part.shape[1:]) for part in (mean, spread))
         mean_all[:size], spread_all[:size] = mean, spread
-        for start in range(size, len(x), size):
-            rows = slice(start, start + size)
+        for first in range(size, len(x), size):
+            rows = slice(first, first + size)
             mean_all[rows], spread_all[rows] = _mean_and_spread(run(start(x[rows])))
     return (DiagonalMoments if spread.dim() == 2 else FullMoments)(mean_all, spread_all)
 
