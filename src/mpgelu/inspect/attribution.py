@@ -59,7 +59,7 @@ def attribute(
     *,
     input_std: ArrayLike | None = None,
     units: bool | None = None,
-    features: Sequence[str] | None = None,
+    features: int | Sequence[str] | None = None,
     likelihood: Likelihood | None = None,
 ) -> pd.DataFrame:
     r"""Decompose the predictive variance of each row into additive contributions of its sources.
@@ -97,7 +97,7 @@ def attribute(
         units: Whether hidden units are listed one by one instead of summed over each layer. By default they are for a
             single network only, because units of the same number in different networks are unrelated. Features are
             always listed one by one.
-        features: Names of the features, if neither the model nor ``X`` has any.
+        features: Names of the features, or their number, if neither the model nor ``X`` has names.
         likelihood: Likelihood of a network; by default heteroscedastic for two outputs, Gaussian of unit noise for one.
 
     Returns:

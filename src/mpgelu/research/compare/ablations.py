@@ -30,7 +30,7 @@ def without_dropout(features: int, kind: Kind, outputs: int) -> nn.Module:
 
 def with_relu(features: int, kind: Kind, outputs: int) -> nn.Module:
     """The default's networks with ReLU between their layers, and so with ReLU's moments where there is dropout."""
-    return network(features, kind.hidden, outputs, nonlinearity=ReLU, rate=kind.rate, embedding=kind.sigma)
+    return network(features, kind.hidden, outputs, nonlinearity=ReLU, rate=kind.rate, sigma=kind.sigma)
 
 
 _ONE_KIND: dict[str, Any] = {"sigma": 0.4, "brief": False}
