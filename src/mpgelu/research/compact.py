@@ -60,7 +60,7 @@ def measure(
         data: Folder of the data sets.
         fitted: Folder that keeps fitted ensembles, which a second run does not fit again.
         alone: Train single networks without a teacher too.
-        settings: Of the estimator, for quick runs.
+        settings: Arguments of the estimator, for quick runs.
     """
     found = load_uci(dataset, data)
     train, test = found.splits[split].train, found.splits[split].test

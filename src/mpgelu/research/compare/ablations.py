@@ -53,7 +53,7 @@ class OneNetwork:
     The noise and its width are learned from rows that each network alone has not seen, so they are those of one.
 
     Args:
-        seed: Of the estimator.
+        seed: Seed of the estimator.
     """
 
     def __init__(self, seed: int) -> None:
@@ -79,7 +79,7 @@ class SameSizeEnsemble:
     Scored as the mixture.
 
     Args:
-        seed: Of weights, batches and held-out rows.
+        seed: Seed of weights, batches and held-out rows.
     """
 
     def __init__(self, seed: int) -> None:
