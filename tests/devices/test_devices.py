@@ -28,7 +28,10 @@ from mpgelu.moments import Moments
 from mpgelu.rules import add, concatenate, fork
 
 KINDS: list[Any] = [DiagonalMoments, FactoredMoments, FullMoments]
-LAYERS = {**EVERY_LAYER, "Dropout": lambda: layers.Dropout(0.2, rescale=False)}
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    **EVERY_LAYER,
+    "Dropout": lambda: layers.Dropout(0.2, rescale=False),
+}
 LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {
     "HeteroscedasticGaussian": mp.HeteroscedasticGaussian,
     "Gaussian": lambda: mp.Gaussian(0.5, learn_noise=True),
