@@ -72,17 +72,15 @@ def attribute(
     terms. The decomposition is exact for the moments that the model propagates. Networks run in float64; the
     contributions therefore add up to the predicted variance within the float32 rounding of the prediction.
 
-    ================  ===============================================================================================
-    kind              contribution
-    ================  ===============================================================================================
-    ``noise``         expected variance of the observation noise; it is aleatoric, all others are epistemic
-    ``dropout``       masks of a dropout layer; those of a dropout layer on the input are reported by feature
-    ``mpgelu``        masks of an MP-GELU layer
-    ``weights``       random weights of a :class:`mpgelu.GaussianLinear` layer
-    ``disagreement``  variance of the means of the networks of an ensemble
-    ``distance``      added by feature outside the range of the training data
-    ``input``         measurement errors of a feature, with ``input_std`` only
-    ================  ===============================================================================================
+    The kinds of sources are
+
+    - ``noise``, the expected variance of the observation noise, which is aleatoric; all others are epistemic,
+    - ``dropout``, the masks of a dropout layer; those of a dropout layer on the input are reported by feature,
+    - ``mpgelu``, the masks of an MP-GELU layer,
+    - ``weights``, the random weights of a :class:`mpgelu.GaussianLinear` layer,
+    - ``disagreement``, the variance of the means of the networks of an ensemble,
+    - ``distance``, the variance that is added for each feature outside the range of the training data,
+    - ``input``, the measurement errors of the features, with ``input_std`` only.
 
     With ``input_std`` every contribution is its average over the possible true features, at the points of
     :func:`mpgelu.estimators.measurement.error_points`, and ``input`` is the variance of the predicted mean over these
