@@ -38,7 +38,8 @@ axes[1, 0].set_ylabel("standard deviation")
 for name, toy in toys.items():
     numbers = toy.summary()
     print(
-        f"{name:7s} epistemic share of the variance: {numbers['epistemic_share_inside']:.1%} inside the data, {numbers['epistemic_share_outside']:.1%} outside"
+        f"{name:7s} epistemic share of the variance: {numbers['epistemic_share_inside']:.1%} inside the data, "
+        f"{numbers['epistemic_share_outside']:.1%} outside"
     )
 
 # %% [markdown]
@@ -115,7 +116,8 @@ for number, (against, label) in enumerate(
     error = [2 * float(row["corrected_se"]) for _, row in chosen]
     axes.errorbar(place, difference, yerr=error, fmt="o", ms=4.5, lw=1.2, color=f"C{1 - number}", label=label)
     print(
-        f"{label:36s} NLL of MP-GELU minus ReLU: {min(difference):+.4f} to {max(difference):+.4f} in {len(chosen)} settings"
+        f"{label:36s} NLL of MP-GELU minus ReLU: {min(difference):+.4f} to {max(difference):+.4f} "
+        f"in {len(chosen)} settings"
     )
 axes.axhline(0, color="C2", ls=":", lw=1.2)
 axes.set_xticks(
@@ -134,8 +136,8 @@ axes.legend(loc="lower right")
 #
 # ## And the speed?
 #
-# The paper reports that MP-GELU is faster than ReLU with full covariance. It is. The factored covariance, which the paper does
-# not have, changes more: `results/bench` has all measurements.
+# The paper reports that with full covariance MP-GELU is faster than ReLU. It is. The factored covariance, which the paper does
+# not have, changes more: the folder `results/bench` has all measurements.
 
 # %%
 written = Path("README.md").read_text().split("<!-- bench:start -->")[1].split("<!-- bench:end -->")[0]
