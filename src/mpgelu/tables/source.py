@@ -222,7 +222,7 @@ def reason(error: Exception) -> str:
 def check_column(name: str, names: list[str]) -> None:
     """Raise a :class:`DataError` if a column does not exist; the message suggests a similar name."""
     if name not in names:
-        shown = ", ".join(names[:10]) + ", ..." * (len(names) > 10)
+        shown = ", ".join(names if len(names) <= 12 else [*names[:9], "...", *names[-2:]])  # targets are often last
         raise DataError(f"there is no column {name!r}{closest(name, names) or f'; the columns are {shown}'}")
 
 
