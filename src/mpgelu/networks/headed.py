@@ -1,4 +1,4 @@
-"""Moments of networks whose last layer alone is random: one call of a kernel for the body, two products for the head."""
+"""Moments of networks whose last layer alone is random: a kernel for the body, two products for the head."""
 
 from __future__ import annotations
 
