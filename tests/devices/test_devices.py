@@ -28,7 +28,10 @@ from mpgelu.moments import Moments
 from mpgelu.rules import add, concatenate, fork
 
 KINDS: list[Any] = [DiagonalMoments, FactoredMoments, FullMoments]
-LAYERS = {**EVERY_LAYER, "Dropout": lambda: layers.Dropout(0.2, rescale=False)}
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    **EVERY_LAYER,
+    "Dropout": lambda: layers.Dropout(0.2, rescale=False),
+}
 LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {
     "HeteroscedasticGaussian": mp.HeteroscedasticGaussian,
     "Gaussian": lambda: mp.Gaussian(0.5, learn_noise=True),
@@ -120,7 +123,7 @@ def test_branches_on_meta(kind: Any) -> None:
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_likelihoods_on_meta(name: str, kind: Any) -> None:
     likelihood = LIKELIHOODS[name]()
-    network = mp.network(4, (6, 5), likelihood.outputs, embedding=0.5).to("meta")
+    network = mp.network(4, (6, 5), likelihood.outputs, sigma=0.5).to("meta")
     likelihood, x, y = likelihood.to("meta"), torch.randn(5, 4, device="meta"), torch.randn(5, device="meta")
     with only_meta():
         moments = network(kind.certain(x))
@@ -144,7 +147,7 @@ def test_stacks_and_propagation_on_meta(kind: Any) -> None:
         found = stack(x if kind is Tensor else kind.certain(x))
         assert (found if kind is Tensor else found.mean).shape == (3, 5, 2)
         if kind is not Tensor:
-            assert mp.propagate(network, x[0], moments=kind.certain, chunk_rows=2).mean.shape == (5, 2)
+            assert mp.propagate(network, x[0], moments=kind.certain, rows_at_once=2).mean.shape == (5, 2)
 
 
 # With "meta" as the default device: real values, and no tensor without a device

@@ -22,6 +22,7 @@ from mpgelu.estimators.lesson import Batch, Lesson, made_rows, spread_values
 from mpgelu.estimators.recipe.networks import single_precision
 from mpgelu.estimators.scales import robust_scale
 from mpgelu.inspect import verify
+from mpgelu.networks import FeatureScale
 
 Array = NDArray[np.float64]
 SMALL: dict[str, Any] = {"hidden": (32, 32), "components": 3, "steps": 400}
@@ -179,6 +180,7 @@ def test_diagonal_moments_are_as_exact_as_factored_ones(compact: MPGELURegressor
 def test_a_graph_holds_it(compact: MPGELURegressor, tmp_path: Path) -> None:
     X, _ = table(40, seed=8)
     X[0] += 20
+    X[1:4] *= np.array([[1e5], [1e20], [1e37]])
     mp.export_onnx(compact, tmp_path / "small.onnx", (0.05, 0.5, 0.95))
     session = onnxruntime.InferenceSession(tmp_path / "small.onnx")
     names = [output.name for output in session.get_outputs()]
@@ -190,6 +192,19 @@ def test_a_graph_holds_it(compact: MPGELURegressor, tmp_path: Path) -> None:
     np.testing.assert_allclose(found["quantiles"], quantiles, atol=1e-4 * np.abs(quantiles).max())
     (none,) = session.run(["mean"], {"features": np.zeros((0, 3), np.float32)})
     assert none.shape == (0,)
+
+
+def test_a_graph_without_limit_of_the_features(compact: MPGELURegressor, tmp_path: Path) -> None:
+    held, X = compact.ensemble_, table(40, seed=8)[0]
+    plain = FeatureScale.standard(held.scaling.center, held.scaling.scale)
+    one = torch.ones(1, dtype=torch.float64)
+    free = ensemble.Ensemble(held.each_stack(), one, held.likelihood, plain, held.target_mean, held.target_scale)
+    mp.export_onnx(free, tmp_path / "free.onnx", ())
+    session = onnxruntime.InferenceSession(tmp_path / "free.onnx")
+    found = session.run(["mean", "stddev", "epistemic_std"], {"features": X.astype(np.float32)})
+    wanted = free(torch.tensor(X))
+    for ours, theirs in zip(found, (wanted.mean, wanted.stddev, wanted.epistemic_variance.sqrt()), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
 
 def test_models_of_tables(mpgelu: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

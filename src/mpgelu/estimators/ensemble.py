@@ -162,7 +162,8 @@ class Ensemble(nn.Module):
         found: list[Moments | Tensor] = []
         for stack in self.each_stack():
             each = z.expand(len(stack), *z.shape)
-            found.append(stack(self.moment_type.certain(each) if is_random(stack.architecture) else each))
+            random = is_random(stack.architecture)
+            found.append(stack.of_known(each, self.moment_type) if random else stack(each))
         return found if self.noise is None else [self.noise(z, found)]
 
     @property

@@ -119,8 +119,7 @@ def _results(features: Any, parts: Parts, levels: Sequence[float]) -> dict[str, 
     offset = parts.target_mean if len(parts.networks) == 1 and not levels else 0.0  # where no digits are lost by it
     form = _form(parts, offset)
     if compact.is_compact(parts):
-        x = _centred(features, parts) * (1 / parts.scaling.scale.numpy())
-        summary, rest = compact.distribution(x, parts, levels), 0.0
+        summary, rest = compact.distribution(_centred(features, parts), parts, levels), 0.0
     elif form is None:
         summary, rest = traced.whole(features, parts, levels), 0.0
     else:

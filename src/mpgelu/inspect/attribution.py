@@ -59,7 +59,7 @@ def attribute(
     *,
     input_std: ArrayLike | None = None,
     units: bool | None = None,
-    features: Sequence[str] | None = None,
+    features: int | Sequence[str] | None = None,
     likelihood: Likelihood | None = None,
 ) -> pd.DataFrame:
     r"""Decompose the predictive variance of each row into additive contributions of its sources.
@@ -72,17 +72,15 @@ def attribute(
     terms. The decomposition is exact for the moments that the model propagates. Networks run in float64; the
     contributions therefore add up to the predicted variance within the float32 rounding of the prediction.
 
-    ================  ===============================================================================================
-    kind              contribution
-    ================  ===============================================================================================
-    ``noise``         expected variance of the observation noise; it is aleatoric, all others are epistemic
-    ``dropout``       masks of a dropout layer; those of a dropout layer on the input are reported by feature
-    ``mpgelu``        masks of an MP-GELU layer
-    ``weights``       random weights of a :class:`mpgelu.GaussianLinear` layer
-    ``disagreement``  variance of the means of the networks of an ensemble
-    ``distance``      added by feature outside the range of the training data
-    ``input``         measurement errors of a feature, with ``input_std`` only
-    ================  ===============================================================================================
+    The kinds of sources are
+
+    - ``noise``, the expected variance of the observation noise, which is aleatoric; all others are epistemic,
+    - ``dropout``, the masks of a dropout layer; those of a dropout layer on the input are reported by feature,
+    - ``mpgelu``, the masks of an MP-GELU layer,
+    - ``weights``, the random weights of a :class:`mpgelu.GaussianLinear` layer,
+    - ``disagreement``, the variance of the means of the networks of an ensemble,
+    - ``distance``, the variance that is added for each feature outside the range of the training data,
+    - ``input``, the measurement errors of the features, with ``input_std`` only.
 
     With ``input_std`` every contribution is its average over the possible true features, at the points of
     :func:`mpgelu.estimators.measurement.error_points`, and ``input`` is the variance of the predicted mean over these
@@ -97,7 +95,7 @@ def attribute(
         units: Whether hidden units are listed one by one instead of summed over each layer. By default they are for a
             single network only, because units of the same number in different networks are unrelated. Features are
             always listed one by one.
-        features: Names of the features, if neither the model nor ``X`` has any.
+        features: Names of the features, or their number, if neither the model nor ``X`` has names.
         likelihood: Likelihood of a network; by default heteroscedastic for two outputs, Gaussian of unit noise for one.
 
     Returns:

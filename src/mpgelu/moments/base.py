@@ -258,6 +258,4 @@ def moments_of(moments: type[Moments] | Callable[[Tensor], Any]) -> Callable[[Te
     Args:
         moments: A type of moments, which stands for its :meth:`Moments.certain`, or the function itself.
     """
-    if isinstance(moments, type):
-        return moments.certain
-    return moments
+    return moments.certain if isinstance(moments, type) and issubclass(moments, Moments) else moments

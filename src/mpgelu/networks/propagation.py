@@ -22,7 +22,7 @@ def propagate(
     x: Tensor,
     *,
     moments: type[Moments] | Callable[[Tensor], Moments] = FactoredMoments,
-    chunk_rows: int | None = None,
+    rows_at_once: int | None = None,
 ) -> DiagonalMoments | FullMoments:
     """Return the moments of the output of a network for every row of ``x``, without gradients.
 
@@ -34,13 +34,13 @@ def propagate(
         network: Any module from moments to moments.
         x: Inputs, ``(rows, features)``.
         moments: Type of moments, for example ``DiagonalMoments``, or function from a chunk of inputs to moments.
-        chunk_rows: Rows in a chunk; by default chosen from the widths of the layers.
+        rows_at_once: Number of rows in a chunk; by default chosen from the widths of the layers.
 
     Returns:
         Diagonal moments if the network returns such, otherwise full ones, since outputs are few.
 
     Raises:
-        InputError: The inputs are not vectors, or ``chunk_rows`` is smaller than one.
+        InputError: The inputs are not vectors, or ``rows_at_once`` is smaller than one.
 
     Example:
         >>> import torch, mpgelu
@@ -51,9 +51,9 @@ def propagate(
     if x.dim() != 2:
         raise InputError(f"propagate: x must have shape (rows, features), got {tuple(x.shape)}")
     start = moments_of(moments)
-    size = chunk_rows or _chunk_rows(network, start(x[:1]))
+    size = rows_at_once or _default_rows(network, start(x[:1]))
     if size < 1:
-        raise InputError(f"propagate: chunk_rows must be at least 1, got {chunk_rows}")
+        raise InputError(f"propagate: rows_at_once must be at least 1, got {rows_at_once}")
     run = as_function(network)
     with torch.no_grad():
         mean, spread = _mean_and_spread(run(start(x[:size])))
@@ -70,7 +70,7 @@ def _mean_and_spread(output: Moments) -> tuple[Tensor, Tensor]:
     return output.mean, output.variance if isinstance(output, DiagonalMoments) else output.covariance
 
 
-def _chunk_rows(network: nn.Module, start: Moments) -> int:
+def _default_rows(network: nn.Module, start: Moments) -> int:
     """Return the rows whose largest temporary (variances, matrices or factors of the widest layer) fits the cache."""
     widths = [p.shape[0] for p in network.parameters() if p.dim() == 2] or [1]
     sources = {DiagonalMoments: 8, FullMoments: max(widths)}.get(type(start), start.features + sum(widths[:-3]))

@@ -16,6 +16,7 @@ from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moment
 from mpgelu.native import perceptron, plain
 from mpgelu.networks import batched
 from mpgelu.networks.description import Description, build, check_describable
+from mpgelu.networks.headed import HeadedNetworks, headed_form
 from mpgelu.networks.plain import plain_form
 from mpgelu.networks.prepared import Prepared
 from mpgelu.networks.whole import arrays_of, known_perceptron, run_whole
@@ -57,9 +58,11 @@ class Stack(nn.Module):
         self._skeleton = (copy.deepcopy(networks[0]).to("meta"),)  # a tuple hides its parameters from nn.Module
         self._perceptron = known_perceptron(networks[0])
         self._plain = plain_form(networks[0])
+        self._headed = headed_form(networks[0])
         self._is_batched = batched.has_batched_form(networks[0])
         self._for_moments: Prepared[perceptron.Perceptrons] = Prepared()
         self._for_tensors: Prepared[plain.PlainNetworks] = Prepared()
+        self._for_heads: Prepared[HeadedNetworks] = Prepared()
 
     @classmethod
     def empty(cls, description: Description, models: int) -> Self:
@@ -93,6 +96,20 @@ class Stack(nn.Module):
             parameters, buffers = self.state()
             return batched.run(self.architecture, value, parameters | buffers)
         return vmap(self._run)(*self.state(), value)
+
+    def of_known(self, x: Tensor, moments: type[Moments]) -> Any:
+        """Moments of the outputs of random networks for known inputs ``(models, rows, n)``.
+
+        Args:
+            x: Inputs.
+            moments: The type that is propagated; where only the last layer is random, all types are exact.
+        """
+        form = self._headed
+        if form is not None and x.dim() == 3 and len(x) == len(self) and self._takes(x):
+            networks = self._for_heads.of(self.parameters(), lambda: form.arrays(self.state()[0]))
+            if x.shape[2] == networks.body.features:
+                return networks(x)
+        return self(moments.certain(x))
 
     def each(self, function: Callable[[nn.Module], Tensor]) -> Tensor:
         """Return the value of a function of each network, such as its Kullback-Leibler term, ``(models, ...)``.
@@ -160,13 +177,16 @@ class Stack(nn.Module):
         form = self._plain
         if form is None or value.dim() != 3 or len(value) != len(self):
             return None
-        if not self._is_fixed or (value.requires_grad and torch.is_grad_enabled()):
+        if not self._takes(value):
             return None
-        held = [*self.parameters()]
-        if not perceptron.can_take(value, *held):
-            return None
-        networks = self._for_tensors.of(held, lambda: form.arrays(self.state()[0]))
+        networks = self._for_tensors.of(self.parameters(), lambda: form.arrays(self.state()[0]))
         return plain.outputs(networks, value) if value.shape[2] == networks.features else None
+
+    def _takes(self, value: Tensor) -> bool:
+        """Whether a native call without gradients can take known inputs and these parameters."""
+        if not self._is_fixed or (value.requires_grad and torch.is_grad_enabled()):
+            return False
+        return perceptron.can_take(value, *self.parameters())
 
     @property
     def _is_fixed(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -66,7 +67,7 @@ def fit(
     shuffle: Callable[[torch.Generator], Tensor] | None = None,
     progress: bool = True,
     compile: bool = False,
-    checkpoint: str | Path | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
 ) -> History:
     r"""Train a network in place by maximising the expected log-likelihood of the targets.
 
@@ -266,7 +267,7 @@ def _is_stuck(best: Best, patience: int | None) -> bool:
     return patience is not None and bool(best.seen) and best.epochs_without_improvement >= patience
 
 
-def _remedy(checkpoint: str | Path | None) -> str:
+def _remedy(checkpoint: str | os.PathLike[str] | None) -> str:
     """Return the advice for the loss of a process, as the end of a sentence."""
     if checkpoint is None:
         return "nothing was kept: give fit(checkpoint='run.checkpoint') to be able to go on where it stopped"

@@ -27,7 +27,7 @@ def default_network(features: int, kind: Kind, outputs: int) -> nn.Module:
         outputs: Number of outputs.
     """
     nonlinearity = MPGELU if kind.rate else SiLU
-    return network(features, kind.hidden, outputs, nonlinearity=nonlinearity, rate=kind.rate, embedding=kind.sigma)
+    return network(features, kind.hidden, outputs, nonlinearity=nonlinearity, rate=kind.rate, sigma=kind.sigma)
 
 
 def new_networks(features: int, kind: Kind, likelihood: Likelihood, settings: Settings, seed: int) -> Stack:

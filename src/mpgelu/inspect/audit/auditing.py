@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,39 +93,52 @@ def verify(
             "moments=lambda x: DiagonalMoments.certain(x, event_dims=x.dim() - 1)"
         )
     source = Source(seed, X.device, draws)
+    tallies = _tallied(model, start, draws, source)
+    layers = tuple(tally.result(name, tolerance, source) for name, tally in tallies.items())
+    audit = Audit(layers, draws, len(X), tolerance)
+    return audit if input_std is None else replace(audit, inputs=_network_inputs(model, start, input_std, audit, seed))
+
+
+def _tallied(network: nn.Module, start: Moments, draws: int, source: Source) -> dict[str, Tally]:
+    """Return the running sums of all layers of a network, in the order of their execution.
+
+    A first pass with one draw counts the layers with masks, which the importance weights depend on. A module that is
+    called several times has one tally for each call.
+
+    Args:
+        network: The network.
+        start: Moments of its inputs, ``(rows, *event)``.
+        draws: Number of samples of each row.
+        source: Source of the random numbers.
+    """
     tallies: dict[str, Tally] = {}
-    calls: dict[str, int] = {}  # a module may be used several times
+    calls: dict[str, int] = {}
 
-    def record(name: str, module: nn.Module) -> Callable[[nn.Module, object, object], None]:
-        def hook(module: nn.Module, _: object, output: object) -> None:
-            if isinstance(output, Samples):
-                calls[name] = calls.get(name, 0) + 1
-                key = name if calls[name] == 1 else f"{name} ({calls[name]})"
-                if key not in tallies:
-                    tallies[key] = Tally(type(module).__name__, output.moments)
-                tallies[key].add(output)
-
-        return hook
+    def record(name: str, module: nn.Module, _: object, output: object) -> None:
+        if isinstance(output, Samples):
+            calls[name] = calls.get(name, 0) + 1
+            key = name if calls[name] == 1 else f"{name} ({calls[name]})"
+            if key not in tallies:
+                tallies[key] = Tally(type(module).__name__, output.moments)
+            tallies[key].add(output)
 
     with torch.no_grad():
-        model(draw(start, 1, source))  # to count the layers with masks
+        network(draw(start, 1, source))
     source.layers = source.done
-    leaves = [(name, module) for name, module in model.named_modules() if not list(module.children())]
-    hooks = [module.register_forward_hook(record(name, module)) for name, module in leaves]
-    widest = max([start.event_shape.numel(), *(max(p.shape) for p in model.parameters() if p.dim() > 1)])
-    chunk = _draws_at_a_time(widest * len(X))
+    leaves = [(name, module) for name, module in network.named_modules() if not list(module.children())]
+    hooks = [module.register_forward_hook(partial(record, name)) for name, module in leaves]
+    widest = max([start.event_shape.numel(), *(max(p.shape) for p in network.parameters() if p.dim() > 1)])
+    chunk = _draws_at_a_time(widest * len(start.mean))
     try:
         with torch.no_grad():
             for first in range(0, draws, chunk):
                 calls.clear()
                 source.begin(first)
-                model(draw(start, min(chunk, draws - first), source))
+                network(draw(start, min(chunk, draws - first), source))
     finally:
         for handle in hooks:
             handle.remove()
-    layers = tuple(tally.result(name, tolerance, source) for name, tally in tallies.items())
-    audit = Audit(layers, draws, len(X), tolerance)
-    return audit if input_std is None else replace(audit, inputs=_network_inputs(model, start, input_std, audit, seed))
+    return tallies
 
 
 def _network_inputs(network: nn.Module, start: Moments, input_std: ArrayLike, audit: Audit, seed: int) -> InputAudit:

@@ -43,7 +43,7 @@ def by_set(rows: Rows) -> Rows:
     """The table of the documentation: a line for each error and quantity, a column for each set.
 
     Args:
-        rows: Of :func:`feature_errors`.
+        rows: The result of :func:`feature_errors`.
     """
     table: Rows = []
     for error in dict.fromkeys(row["error"] for row in rows):

@@ -92,7 +92,7 @@ _INFERENCE_TARGETS: tuple[tuple[str, tuple[str, int], tuple[str, int], float, bo
 
 
 def environment(threads: int) -> dict[str, str]:
-    """What the numbers depend on."""
+    """Return the conditions of the measurement: processor, versions, threads."""
     return {
         "processor": _processor(),
         "threads": str(threads),
@@ -180,10 +180,10 @@ def merged(results: Results, folder: Path) -> Results:
 
 
 def costs(rows: Rows) -> Rows:
-    """How many times longer an exact prediction takes at the largest size of each axis than at another size.
+    """Return the ratio of the times of exact predictions at the largest size of each axis and at another size.
 
     Args:
-        rows: Of the section growth.
+        rows: Rows of the section growth.
     """
     table: Rows = []
     for axis in dict.fromkeys(row["axis"] for row in rows):

@@ -64,7 +64,7 @@ class CatBoost:
     """At most 1000 trees of catboost for mean and variance, stopped after fifty without gain.
 
     Args:
-        seed: Of the model and the held-out rows.
+        seed: Seed of the model and the held-out rows.
     """
 
     loss = "RMSEWithUncertainty"
@@ -88,10 +88,10 @@ class CatBoost:
 
 
 class CatBoostPoint(CatBoost):
-    """The same trees for the mean alone.
+    """At most 1000 trees of catboost for the mean, stopped after fifty without an improvement.
 
     Args:
-        seed: Of the model and the held-out rows.
+        seed: Seed of the model and the held-out rows.
     """
 
     loss = "RMSE"
@@ -123,7 +123,7 @@ class NGBoost:
     """500 rounds of natural gradient boosting with ngboost, its default.
 
     Args:
-        seed: Of the model.
+        seed: Seed of the model.
     """
 
     def __init__(self, seed: int) -> None:

@@ -32,7 +32,7 @@ _ORANGE, _BLUE, _GREY = "#d95f02", "#1f4e79", "#555555"
 
 @dataclass(frozen=True, eq=False)
 class ToyResult:
-    """What one network predicts on a grid over [-1, 1], and the data it was trained on."""
+    """Predictions of one network on a grid over [-1, 1], and its training data."""
 
     nonlinearity: Nonlinearity
     x: Tensor
@@ -118,7 +118,7 @@ def update_docs(numbers: Mapping[str, Mapping[str, float]], page: Path) -> None:
     """Replace the table between the marks ``toy`` of a page.
 
     Args:
-        numbers: What :func:`write_summary` wrote: for each network its :meth:`ToyResult.summary`.
+        numbers: The numbers that :func:`write_summary` writes: for each network its :meth:`ToyResult.summary`.
         page: A page with the marks.
     """
     lines = ["| network | standard deviation inside | outside | epistemic share of the variance inside | outside |"]
