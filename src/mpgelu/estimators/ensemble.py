@@ -123,7 +123,9 @@ class Ensemble(nn.Module):
 
     def _prepared(self, x: Tensor) -> Predictive | None:
         """The same by :class:`FastEnsemble`, to rounding, where it can be used."""
-        if self.noise is None or x.dtype != torch.float64 or x.dim() != 2 or not values_are_visible(x):
+        if self.noise is None or x.dtype != torch.float64 or x.shape[1:] != self.scaling.center.shape:
+            return None
+        if not x.is_cpu or not values_are_visible(x):
             return None
         parts = (self, self.scaling, self.noise, self.noise.networks, *self.stacks)
         held = [t for part in parts for t in (*part._parameters.values(), *part._buffers.values()) if t is not None]

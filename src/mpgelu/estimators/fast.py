@@ -1,7 +1,7 @@
 """An ensemble prepared for prediction: the numbers of :class:`Ensemble` to rounding, with little work around them.
 
-Networks of one shape run by one kernel, whatever stack they are in, and everything between kernels is done by numpy on
-a few arrays: for one row, the calls of torch would take most of the time.
+Networks of one shape run by one kernel, whatever stack they are in, and kernels do what is around networks, too: calls
+of torch would take most of the time of one row.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mpgelu import native
 from mpgelu.estimators.gaussian_process import GaussianProcess
 from mpgelu.estimators.noise import LEAST_SHARE, LEAST_SPREAD, LIMIT, OWN_RANGE, STEEPEST, NoiseHead
 from mpgelu.likelihoods import NoisePart
@@ -63,22 +64,29 @@ class FastEnsemble:
         assert ensemble.noise is not None
         self.likelihood, self.runs = ensemble.likelihood, runs
         self.scale, self.head = _Scale(ensemble.scaling), _Head(ensemble.noise, ensemble.each_stack())
-        self.weights: Array = (ensemble.weights.double() / ensemble.weights.double().sum()).numpy()
-        self.random = any(run.variance for run in runs)
-        self.spread = float(ensemble.spread)
-        self.target_mean, self.target_scale = float(ensemble.target_mean), float(ensemble.target_scale)
+        self.weights = ensemble.weights.double() / ensemble.weights.double().sum()
+        target = float(ensemble.target_mean), float(ensemble.target_scale)
+        self.settings = _doubles(float(ensemble.spread), *target, *ensemble.noise.range.tolist())
 
     @staticmethod
     def of(ensemble: Ensemble) -> FastEnsemble | None:
-        """The prepared form of an ensemble, or ``None`` if a part of it has none."""
+        """The prepared form of an ensemble, or ``None`` if a part of it has none or does not fit the others.
+
+        Kernels do not check sizes: networks for other features, as a forged file may hold them, are left to torch.
+        """
         if ensemble.noise is None or plain_form(ensemble.noise.networks.architecture) is None:
             return None
         if ensemble.dtype != torch.float32 or not all(tensor.is_cpu for tensor in ensemble.state_dict().values()):
+            return None
+        features, head = len(ensemble.scaling.center), ensemble.noise
+        if len(head.center) != features + 3 or _ends(head.networks) != (features + 3, 1):
             return None
         runs, start, alike = [], 0, dict[Any, list[Any]]()
         for stack in ensemble.each_stack():
             places = slice(start, start + len(stack))
             start = places.stop
+            if _ends(stack) != (features, 2):
+                return None
             if (form := plain_form(stack.architecture)) is not None:
                 shapes = tuple(p.shape[1:] for p in stack.parameters())
                 alike.setdefault((form, shapes), []).append((places, form.arrays(stack.state()[0])))
@@ -90,106 +98,60 @@ class FastEnsemble:
 
     def __call__(self, x: Tensor) -> Predictive | None:
         """Distribution of the target for raw features ``(rows, n)`` in float64; ``None`` if the noise is no mixture."""
-        scaled, limited = self.scale(x.numpy())
-        z = torch.from_numpy(limited)
-        outputs = np.empty((len(self.weights), len(x), 3 if self.random else 2), np.float32)
-        if self.random:
-            outputs[..., 2] = 0
+        limited, beyond = self.scale(x.contiguous())
+        outputs = np.zeros((len(self.weights), len(x), 3), np.float32)
         for run in self.runs:
-            outputs[run.places, :, : 3 if run.variance else 2] = run.outputs(z)
-        means, noise = self.head(limited, outputs)
-        gaussians = self.likelihood.gaussians(torch.from_numpy(np.log(noise)), True)
-        if gaussians is None:
-            return None
-        errors = _Errors.of(gaussians)
-        return self._mixture(means, outputs[..., 2] if self.random else None, errors, self.scale.beyond(scaled))
+            outputs[run.places, :, : 3 if run.variance else 2] = run.outputs(limited)
+        held = torch.from_numpy(outputs)
+        gaussians = self.likelihood.gaussians(self.head(limited, held), True)
+        return None if gaussians is None else self._mixture(held, gaussians, beyond)
 
-    def _mixture(self, means: Array, variances: Array | None, errors: _Errors, beyond: Array) -> Predictive:
+    def _mixture(self, outputs: Tensor, gaussians: Sequence[NoisePart], beyond: Tensor) -> Predictive:
         """The mixture of all networks and kinds of errors, in the unit of the target.
 
         Args:
-            means: ``(M, rows)``.
-            variances: ``(M, rows)``; ``None`` where all means are known.
-            errors: Kinds of errors.
+            outputs: Of the networks, ``(M, rows, 3)``.
+            gaussians: Kinds of errors.
             beyond: Variance from lying outside the training data, ``(rows,)``.
         """
-        unit = self.target_scale**2
-        means = means.T.astype(np.float64)  # (rows, M)
-        average = means @ self.weights
-        means = means + (1 - self.spread) * (average[:, None] - means)
-        mean = means @ self.weights
-        between = np.square(means - mean[:, None])
-        known = beyond[:, None] if variances is None else variances.T + beyond[:, None]
-        epistemic = (between if variances is None else between + variances.T) @ self.weights + beyond
-        each = (known[:, :, None] + errors.variances.T[:, None].astype(np.float64)) * unit  # (rows, M or 1, S)
-        rows, count = means.shape
-        repeated = np.repeat(each, count // each.shape[1], 1)
-        if errors.offsets is None:
-            centers = np.repeat(means, len(errors.shares), 1)
-        else:
-            centers = (means[:, :, None] + errors.offsets.T[:, None]).reshape(rows, -1)
-        numbers = (
-            centers * self.target_scale + self.target_mean,
-            repeated.reshape(rows, -1),
-            np.log(np.outer(self.weights, errors.shares)).ravel(),
-            mean * self.target_scale + self.target_mean,
-            epistemic * unit,
-            errors.expected_squares() * unit,
-        )
-        return Predictive(*map(torch.from_numpy, numbers))
-
-
-@dataclass(frozen=True)
-class _Errors:
-    """Kinds of errors around the mean of a network.
-
-    Args:
-        shares: ``(S,)``, summing to one.
-        variances: ``(S, rows)``.
-        offsets: ``(S, rows)``, of mean zero; ``None`` where all are zero.
-    """
-
-    shares: Array
-    variances: Array
-    offsets: Array | None
-
-    @staticmethod
-    def of(gaussians: Sequence[NoisePart]) -> _Errors:
-        shares, log_variances, offsets = zip(*gaussians, strict=True)
-        centred = all(offset is None for offset in offsets)
-        moved = None if centred else np.stack([offset.numpy() for offset in offsets])
-        return _Errors(np.array(shares), np.exp([each.numpy() for each in log_variances]), moved)
-
-    def expected_squares(self) -> Array:
-        """Variance of the noise, ``(rows,)``."""
-        squares = self.variances if self.offsets is None else self.variances + np.square(self.offsets)
-        return np.asarray(self.shares @ squares)
+        (networks, rows, _), errors = outputs.shape, len(gaussians)
+        shares = _doubles(*(part.share for part in gaussians))
+        variances = torch.stack([part.log_variance for part in gaussians]).double().exp_()  # (errors, rows)
+        offsets = torch.zeros_like(variances)
+        for offset, part in zip(offsets, gaussians, strict=True):
+            if part.offset is not None:
+                offset.copy_(part.offset)
+        given = (self.weights, self.settings, beyond, shares, variances, offsets)
+        components = [beyond.new_empty(rows, networks * errors) for _ in range(2)]
+        summary = [torch.empty_like(beyond) for _ in range(3)]
+        native.run("ensemble_mixture", (rows, networks, errors), (*given, *components, *summary, outputs), doubles=11)
+        return Predictive(*components, torch.outer(self.weights, shares).log_().flatten(), *summary)
 
 
 class _Scale:
-    """:class:`FeatureScale` by numpy."""
+    """:class:`FeatureScale` by one call."""
 
     def __init__(self, scaling: FeatureScale) -> None:
         arrays = (scaling.center, scaling.scale, scaling.lower, scaling.upper)
-        self.center, self.scale, self.lower, self.upper = (tensor.double().numpy() for tensor in arrays)
-        self.limit, self.reach = float(scaling.limit), float(scaling.reach)
+        settings = _doubles(float(scaling.limit), float(scaling.reach), FARTHEST)
+        self.given = *(tensor.double().contiguous() for tensor in arrays), settings
 
-    def __call__(self, x: Array) -> tuple[Array, Array]:
-        """Scaled features, and the same smoothly limited, in single precision."""
-        scaled = np.clip((x - self.center) / self.scale, -FARTHEST, FARTHEST)
-        return scaled, (scaled / np.sqrt(1 + np.square(scaled / self.limit))).astype(np.float32)
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features, scaled and smoothly limited, in single precision, and the variance from lying outside the data.
 
-    def beyond(self, scaled: Array) -> Array:
-        """Variance from lying outside the training data, ``(rows,)``."""
-        distance = np.maximum(np.maximum(self.lower - scaled, scaled - self.upper), 0)
-        if not distance.any():
-            return np.zeros(len(scaled))
-        found: Array = np.square(self.reach * np.log1p(distance)).sum(-1)
-        return found
+        Args:
+            x: ``(rows, n)``.
+
+        Returns:
+            ``(rows, n)`` and ``(rows,)``.
+        """
+        limited, beyond = torch.empty_like(x, dtype=torch.float32), x.new_empty(len(x))
+        native.run("ensemble_features", tuple(x.shape), (x, *self.given, beyond, limited), doubles=7)
+        return limited, beyond
 
 
 class _Head:
-    """:class:`NoiseHead` by numpy."""
+    """:class:`NoiseHead` by three calls: what its networks are told, what they say, and what follows."""
 
     def __init__(self, head: NoiseHead, stacks: Sequence[Stack]) -> None:
         form = plain_form(head.networks.architecture)
@@ -197,37 +159,51 @@ class _Head:
         self.networks = form.arrays(head.networks.state()[0])
         ends, folds = np.cumsum([len(stack) for stack in stacks]), max(map(len, stacks))
         of_kind = [np.resize(np.arange(end - len(stack), end), folds) for stack, end in zip(stacks, ends, strict=True)]
-        self.groups = np.stack(of_kind)  # (kinds, folds): the networks that are taken together, one of each kind
-        self.center, self.scale, self.weights = (
-            t.float().numpy() for t in (head.center, head.scale, head.kind_weights)
-        )
-        self.log_scale, self.spread = float(head.log_scale), float(head.spread)
-        self.lowest, self.highest = head.range.tolist()
+        self.groups = native.integers(np.concatenate(of_kind).tolist())  # (kinds, folds): taken together, one of each
+        self.kinds, self.folds = len(stacks), folds
+        self.weights, *scales = (t.float().contiguous() for t in (head.kind_weights, head.center, head.scale))
+        within = head.range.tolist()
+        self.given = *scales, _floats(*within, *OWN_RANGE, LEAST_SPREAD, LIMIT)
+        self.settings = _floats(float(head.log_scale), float(head.spread), *within, STEEPEST, LEAST_SHARE)
 
-    def __call__(self, features: Array, outputs: Array) -> tuple[Array, Array]:
-        """Means in range ``(M, rows)``, and the variance of the noise ``(rows,)``; see :meth:`NoiseHead.forward`."""
-        means, own = (
-            np.clip(outputs[..., MEAN], self.lowest, self.highest),
-            np.clip(outputs[..., LOG_VARIANCE], *OWN_RANGE),
-        )
-        rows, (kinds, folds) = len(features), self.groups.shape
-        by_kind = means[self.groups.ravel()].reshape(kinds, -1)  # (kinds, folds * rows)
-        mean = self.weights @ by_kind
-        spread = np.sqrt(self.weights @ np.square(by_kind - mean))
-        z = np.empty((folds, rows, features.shape[1] + 3), np.float32)
-        z[..., :-3] = features
-        z[..., -3] = mean.reshape(folds, rows)
-        z[..., -2] = np.log(np.maximum(spread, LEAST_SPREAD)).reshape(folds, rows)
-        z[..., -1] = (self.weights @ own[self.groups.ravel()].reshape(kinds, -1)).reshape(folds, rows) / 2
-        z = ((z - self.center) / self.scale).reshape(folds * rows, -1)
-        z /= np.sqrt(1 + np.square(z / LIMIT))
-        x = torch.from_numpy(z).expand(len(self.networks.flat), -1, -1)
-        said = STEEPEST * np.tanh(plain.outputs(self.networks, x).numpy()[..., 0] / STEEPEST)
-        noise = np.exp(said.mean(0).reshape(folds, rows).mean(0) + self.log_scale)
-        if folds == 1:
-            return means, noise
-        between = np.square(self.weights) @ by_kind.reshape(kinds, folds, rows).var(1, ddof=1)
-        return means, np.maximum(noise - between * ((1 - 1 / folds) * (1 + self.spread**2)), LEAST_SHARE * noise)
+    def __call__(self, features: Tensor, outputs: Tensor) -> Tensor:
+        """Logarithm of the variance of the noise, ``(rows,)``; see :meth:`NoiseHead.forward`.
+
+        Args:
+            features: ``(rows, n)``.
+            outputs: Of the networks, ``(M, rows, 3)``.
+        """
+        (rows, n), heads = features.shape, len(self.networks.flat)
+        told = features.new_empty(self.folds * rows, n + 3)
+        arrays = (features, outputs, self.weights, *self.given, told)
+        native.run("ensemble_told", (rows, n, self.kinds, self.folds, self.groups), arrays)
+        said = plain.outputs(self.networks, told.expand(heads, -1, -1))
+        log_variance = features.new_empty(rows)
+        sizes = (rows, self.kinds, self.folds, heads, self.groups)
+        native.run("ensemble_noise", sizes, (said, outputs, self.weights, self.settings, log_variance))
+        return log_variance
+
+
+def _doubles(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, device="cpu")
+
+
+def _floats(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device="cpu")
+
+
+def _ends(stack: Stack) -> tuple[int, int] | None:
+    """Features and outputs of networks of a kind that a kernel knows; ``None`` for any other."""
+    state = {name: tensor for part in stack.state() for name, tensor in part.items()}
+    if (form := plain_form(stack.architecture)) is not None:
+        arrays = form.arrays(state)
+        return arrays.features, arrays.widths[-1]
+    if (process := _process_of(stack)) is not None:
+        return process["points"].shape[1], 2
+    if (found := known_perceptron(stack.architecture)) is not None:
+        networks = arrays_of(found, state)
+        return networks.widths[0], networks.widths[-1]
+    return None
 
 
 def _joined(parts: Sequence[tuple[slice, plain.PlainNetworks]]) -> Run:
@@ -242,10 +218,9 @@ def _joined(parts: Sequence[tuple[slice, plain.PlainNetworks]]) -> Run:
 
 def _run_of(stack: Stack, places: slice, moments: type[Any]) -> Run | None:
     """A Gaussian process, or perceptrons whose moments a kernel propagates; ``None`` for anything else."""
+    if (process := _process_of(stack)) is not None:
+        return Run(places, _process(process))
     state = {name: tensor.detach() for part in stack.state() for name, tensor in part.items()}
-    layers = list(stack.architecture.children())
-    if len(stack) == 1 and len(layers) == 1 and isinstance(layers[0], GaussianProcess):
-        return Run(places, _process({name.removeprefix("0."): tensor[0] for name, tensor in state.items()}))
     found = known_perceptron(stack.architecture)
     if found is None or not is_random(stack.architecture):
         return None
@@ -255,6 +230,14 @@ def _run_of(stack: Stack, places: slice, moments: type[Any]) -> Run | None:
     if moments is FactoredMoments and max(networks.widths[1:]) <= WIDEST:
         return Run(places, _perceptrons(networks, perceptron.propagate_exactly), variance=True)
     return None
+
+
+def _process_of(stack: Stack) -> dict[str, Tensor] | None:
+    """The state of a Gaussian process that is alone in its stack."""
+    layers = list(stack.architecture.children())
+    if len(stack) != 1 or len(layers) != 1 or not isinstance(layers[0], GaussianProcess):
+        return None
+    return {name.removeprefix("0."): t[0].detach() for part in stack.state() for name, t in part.items()}
 
 
 def _process(state: dict[str, Tensor]) -> Outputs:

@@ -353,7 +353,8 @@ class MPGELURegressor(Streaming, Distilling, RegressorMixin, BaseEstimator):  # 
 
     def _checked(self, X: ArrayLike, input_std: ArrayLike | None) -> tuple[Array, Array | None]:
         """Features, float32 ones as they are, and their errors; ``None`` if all of these are zero."""
-        check_is_fitted(self, "ensemble_")
+        if not hasattr(self, "ensemble_"):  # the check takes longer than the networks of one row
+            check_is_fitted(self, "ensemble_")
         values = np.asarray(X if is_valid(self, X) else validate_data(self, X, reset=False, dtype=_FLOATS))
         errors = None if input_std is None else checked_errors("predict", input_std, values.shape)
         return values, None if errors is None or not errors.any() else errors

@@ -102,11 +102,14 @@ def size_of(name: str, rows: int, widths: Integers) -> int:
     return size
 
 
-def size_of_process(points: int, features: int) -> int:
-    """How many floats the kernel of a Gaussian process needs."""
-    size: int = _function(f"process_workspace_{variant()}", ctypes.c_int64)(
-        ctypes.c_int64(points), ctypes.c_int64(features)
-    )
+def size_of_array(name: str, *counts: int) -> int:
+    """How many floats a kernel needs that is not of networks.
+
+    Args:
+        name: ``"<kernel>_workspace"``.
+        *counts: What the function of ``kernels.h`` takes.
+    """
+    size: int = _function(f"{name}_{variant()}", ctypes.c_int64)(*map(ctypes.c_int64, counts))
     return size
 
 
@@ -115,27 +118,25 @@ def integers(values: Sequence[int]) -> Integers:
     return (ctypes.c_int64 * len(values))(*values)
 
 
-def run(
-    name: str, sizes: Sequence[Size], inputs: Sequence[Tensor], outputs: Sequence[Tensor], doubles: int = 0
-) -> None:
-    """Call a kernel, whose arguments are sizes, inputs and outputs in this order.
+def run(name: str, sizes: Sequence[Size], tensors: Sequence[Tensor], doubles: int = 0) -> None:
+    """Call a kernel, whose arguments are sizes and arrays in this order.
 
     Args:
         name: A function of ``kernels.h``, without its variant.
         sizes: Its leading integers, or arrays of them.
-        inputs: Contiguous tensors on the CPU, of float32 but for the first ``doubles``.
-        outputs: The same, which are overwritten.
-        doubles: How many of all these tensors are of float64; they come first.
+        tensors: Contiguous tensors on the CPU, of float32 but for the first ``doubles``: what the kernel reads and what
+            it overwrites.
+        doubles: How many of the tensors are of float64.
     """
-    tensors = [*inputs, *outputs]
+    addresses = []
     for place, tensor in enumerate(tensors):
         wanted = torch.float64 if place < doubles else torch.float32
         if tensor.dtype != wanted or not tensor.is_cpu or not tensor.is_contiguous():
             came = str(wanted).removeprefix("torch.")
             raise TypeError(f"run: the kernel {name} takes contiguous {came} on the CPU, got {tensor.type()}")
-    function = _function(f"{name}_{variant()}", None)
-    numbers = (ctypes.c_int64(size) if isinstance(size, int) else size for size in sizes)
-    function(*numbers, *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors))
+        addresses.append(tensor.data_ptr())
+    whole = tuple(isinstance(size, int) for size in sizes)
+    _typed(f"{name}_{variant()}", whole, len(tensors))(*sizes, *addresses)
 
 
 @cache
@@ -160,6 +161,18 @@ def keep_freed_memory() -> None:
         glibc = ctypes.CDLL("libc.so.6")
         glibc.mallopt(trim_threshold, 2**31 - 1)
         glibc.mallopt(mmap_threshold, 2**25)
+
+
+@cache
+def _typed(name: str, whole: tuple[bool, ...], pointers: int) -> Any:
+    """A function without a result that takes plain integers: sizes, of which some are arrays, then addresses.
+
+    A function object of its own, for the types of the arguments belong to the object.
+    """
+    function = _loaded()[name]
+    function.restype = None
+    function.argtypes = [ctypes.c_int64 if one else ctypes.c_void_p for one in whole] + [ctypes.c_void_p] * pointers
+    return function
 
 
 @cache

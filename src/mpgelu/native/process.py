@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mpgelu.native import run, size_of_process
+from mpgelu.native import run, size_of_array
 
 
 def process_mean(
@@ -27,6 +27,6 @@ def process_mean(
     count, n = points.shape
     inputs = [tensor.detach().contiguous() for tensor in (limited, alpha, points, center, scale, limit, kernel)]
     mean = limited.new_empty(len(limited))
-    workspace = torch.empty(size_of_process(count, n), dtype=torch.float32, device="cpu")
-    run("process_forward", (len(limited), count, n), inputs, (mean, workspace), doubles=8)
+    workspace = torch.empty(size_of_array("process_workspace", count, n), dtype=torch.float32, device="cpu")
+    run("process_forward", (len(limited), count, n), (*inputs, mean, workspace), doubles=8)
     return mean
