@@ -99,7 +99,7 @@ class FastEnsemble:
     def __call__(self, x: Tensor) -> Predictive | None:
         """Distribution of the target for raw features ``(rows, n)`` in float64; ``None`` if the noise is no mixture."""
         limited, beyond = self.scale(x.contiguous())
-        outputs = np.zeros((len(self.weights), len(x), 3), np.float32)
+        outputs = np.zeros((self.weights.shape[0], x.shape[0], 3), np.float32)
         for run in self.runs:
             outputs[run.places, :, : 3 if run.variance else 2] = run.outputs(limited)
         held = torch.from_numpy(outputs)
@@ -145,7 +145,7 @@ class _Scale:
         Returns:
             ``(rows, n)`` and ``(rows,)``.
         """
-        limited, beyond = torch.empty_like(x, dtype=torch.float32), x.new_empty(len(x))
+        limited, beyond = torch.empty_like(x, dtype=torch.float32), x.new_empty(x.shape[0])
         native.run("ensemble_features", tuple(x.shape), (x, *self.given, beyond, limited), doubles=7)
         return limited, beyond
 
@@ -173,7 +173,7 @@ class _Head:
             features: ``(rows, n)``.
             outputs: Of the networks, ``(M, rows, 3)``.
         """
-        (rows, n), heads = features.shape, len(self.networks.flat)
+        (rows, n), heads = features.shape, self.networks.flat.shape[0]
         told = features.new_empty(self.folds * rows, n + 3)
         arrays = (features, outputs, self.weights, *self.given, told)
         native.run("ensemble_told", (rows, n, self.kinds, self.folds, self.groups), arrays)
@@ -212,7 +212,7 @@ def _joined(parts: Sequence[tuple[slice, plain.PlainNetworks]]) -> Run:
     joined = plain.PlainNetworks.joined(networks)
     consecutive = all(a.stop == b.start for a, b in itertools.pairwise(places))
     at: Any = slice(places[0].start, places[-1].stop) if consecutive else np.r_[places]
-    count = len(joined.flat)
+    count = joined.flat.shape[0]
     return Run(at, lambda z: plain.outputs(joined, z.expand(count, -1, -1)).numpy())
 
 
@@ -245,7 +245,7 @@ def _process(state: dict[str, Tensor]) -> Outputs:
     log_variance = float(GaussianProcess.log_noise_variance(state["kernel"]))
 
     def outputs(z: Tensor) -> Array:
-        found = np.empty((1, len(z), 2), np.float32)
+        found = np.empty((1, z.shape[0], 2), np.float32)
         found[..., MEAN], found[..., LOG_VARIANCE] = process_mean(z.double(), *held).numpy(), log_variance
         return found
 
@@ -254,7 +254,7 @@ def _process(state: dict[str, Tensor]) -> Outputs:
 
 def _perceptrons(networks: perceptron.Perceptrons, propagate: Callable[..., tuple[Tensor, Tensor]]) -> Outputs:
     def outputs(z: Tensor) -> Array:
-        each = z.expand(len(networks.flat), *z.shape)
+        each = z.expand(networks.flat.shape[0], *z.shape)
         mean, spread = propagate(networks, each, torch.zeros_like(each))
         variance = spread[..., MEAN] if spread.dim() == 3 else spread[..., MEAN, MEAN]
         return np.concatenate([mean.numpy(), variance.unsqueeze(-1).numpy()], -1)

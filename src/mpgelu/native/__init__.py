@@ -30,6 +30,7 @@ Size = int | Integers
 
 _switched_off = False
 _warned = False
+_typed: dict[str, Any] = {}  # kernels that were called, by name
 
 
 class SlowWarning(UserWarning):
@@ -128,15 +129,13 @@ def run(name: str, sizes: Sequence[Size], tensors: Sequence[Tensor], doubles: in
             it overwrites.
         doubles: How many of the tensors are of float64.
     """
-    addresses = []
-    for place, tensor in enumerate(tensors):
-        wanted = torch.float64 if place < doubles else torch.float32
-        if tensor.dtype != wanted or not tensor.is_cpu or not tensor.is_contiguous():
-            came = str(wanted).removeprefix("torch.")
+    wanted = [torch.float64] * doubles + [torch.float32] * (len(tensors) - doubles)
+    for tensor, dtype in zip(tensors, wanted, strict=True):
+        if tensor.dtype != dtype or not tensor.is_cpu or not tensor.is_contiguous():
+            came = str(dtype).removeprefix("torch.")
             raise TypeError(f"run: the kernel {name} takes contiguous {came} on the CPU, got {tensor.type()}")
-        addresses.append(tensor.data_ptr())
-    whole = tuple(isinstance(size, int) for size in sizes)
-    _typed(f"{name}_{variant()}", whole, len(tensors))(*sizes, *addresses)
+    function = _typed.get(name) or _with_types(name, sizes, len(tensors))
+    function(*sizes, *[tensor.data_ptr() for tensor in tensors])
 
 
 @cache
@@ -163,15 +162,12 @@ def keep_freed_memory() -> None:
         glibc.mallopt(mmap_threshold, 2**25)
 
 
-@cache
-def _typed(name: str, whole: tuple[bool, ...], pointers: int) -> Any:
-    """A function without a result that takes plain integers: sizes, of which some are arrays, then addresses.
-
-    A function object of its own, for the types of the arguments belong to the object.
-    """
-    function = _loaded()[name]
-    function.restype = None
-    function.argtypes = [ctypes.c_int64 if one else ctypes.c_void_p for one in whole] + [ctypes.c_void_p] * pointers
+def _with_types(name: str, sizes: Sequence[Size], pointers: int) -> Any:
+    """A kernel as a function of plain integers, kept: its sizes, of which some are arrays, then addresses."""
+    function = _function(f"{name}_{variant()}", None)
+    numbers = [ctypes.c_int64 if isinstance(size, int) else ctypes.c_void_p for size in sizes]
+    function.argtypes = [*numbers, *[ctypes.c_void_p] * pointers]
+    _typed[name] = function
     return function
 
 

@@ -30,16 +30,16 @@ def mixture_quantiles(
         q: Probabilities from 0.001 to 0.999, ``(levels,)``.
         standard: Quantiles of the standard normal distribution, ``(levels,)``.
     """
-    (rows, count), levels = means.shape, len(q)
+    (rows, count), levels = means.shape, q.shape[0]
     held = [tensor.contiguous() for tensor in (means, variances, weights, mean, stddev)]
-    roots, shared = means.new_empty(rows, levels), len(weights) == 1
+    roots, shared = means.new_empty(rows, levels), weights.shape[0] == 1
     room = size_of_array("mixture_workspace", count, levels)
 
     def part(at: slice) -> Callable[[], None]:
         def run_part() -> None:
             given = [tensor if shared and place == 2 else tensor[at] for place, tensor in enumerate(held)]
             made, workspace = roots[at], torch.empty(room, dtype=torch.float32, device="cpu")
-            sizes = (len(made), count, levels, 0 if shared else count)
+            sizes = (made.shape[0], count, levels, 0 if shared else count)
             run("mixture_quantiles", sizes, (*given, q, standard, made, workspace), doubles=8)
 
         return run_part

@@ -140,7 +140,7 @@ class _Call:
             def run_part() -> None:
                 given, made = ([tensor[models] for tensor in tensors] for tensors in (inputs, results))
                 workspace = torch.empty(room, dtype=torch.float32, device="cpu")
-                run(f"{self.kernel}_{direction}", (len(given[0]), *sizes), (*given, *made, workspace))
+                run(f"{self.kernel}_{direction}", (given[0].shape[0], *sizes), (*given, *made, workspace))
 
             return run_part
 

@@ -85,7 +85,7 @@ def outputs(networks: PlainNetworks, x: Tensor) -> Tensor:
         def run_part() -> None:
             given = (held[at] if step else held), networks.flat[at]
             made = results[at]
-            run("plain_forward", (len(made), *sizes), (*given, made, held.new_empty(room)))
+            run("plain_forward", (made.shape[0], *sizes), (*given, made, held.new_empty(room)))
 
         return run_part
 

@@ -26,7 +26,8 @@ def process_mean(
     """
     count, n = points.shape
     inputs = [tensor.detach().contiguous() for tensor in (limited, alpha, points, center, scale, limit, kernel)]
-    mean = limited.new_empty(len(limited))
+    rows = limited.shape[0]
+    mean = limited.new_empty(rows)
     workspace = torch.empty(size_of_array("process_workspace", count, n), dtype=torch.float32, device="cpu")
-    run("process_forward", (len(limited), count, n), (*inputs, mean, workspace), doubles=8)
+    run("process_forward", (rows, count, n), (*inputs, mean, workspace), doubles=8)
     return mean

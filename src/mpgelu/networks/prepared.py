@@ -23,15 +23,15 @@ class Prepared(Generic[Made]):
     def of(self, tensors: Iterable[Tensor], make: Callable[[], Made]) -> Made:
         """What ``make`` gives for these tensors, made anew only if they are not those of the last call."""
         held = list(tensors)
-        if any(tensor.requires_grad for tensor in held):
-            return make()
         try:
-            seen = [(tensor.data_ptr(), tensor._version) for tensor in held]
+            seen = [(tensor.data_ptr(), tensor._version, tensor.requires_grad) for tensor in held]
         except RuntimeError:  # made in inference mode, where changes are not counted
             return make()
         kept = self._kept  # read once: other threads may replace it
         if kept is not None and kept[0] == seen:
             return kept[2]
+        if any(tensor.requires_grad for tensor in held):
+            return make()
         made = make()
         # The tensors are held so that no other one gets the memory of one that was replaced.
         self._kept = seen, [tensor.detach() for tensor in held], made
