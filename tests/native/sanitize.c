@@ -43,7 +43,7 @@ struct kernel {
     extern backward_kernel kernel##_backward_##variant;                                                                \
     extern size_function kernel##_workspace_##variant, kernel##_kept_##variant;
 #define DECLARE_PREDICTING(variant)                                                                                    \
-    extern plain_kernel plain_forward_##variant;                                                                       \
+    extern plain_kernel plain_forward_##variant, plain_single_##variant;                                               \
     extern size_function plain_workspace_##variant;                                                                    \
     extern process_kernel process_forward_##variant;                                                                   \
     extern process_size process_workspace_##variant, mixture_workspace_##variant;                                      \
@@ -77,7 +77,7 @@ static const struct kernel kernels[] = {
 /* The kernels that predict: one variant of each. */
 struct predicting {
     const char *variant;
-    plain_kernel *plain;
+    plain_kernel *plain, *single;
     size_function *plain_workspace;
     process_kernel *process;
     process_size *process_workspace, *mixture_workspace;
@@ -89,7 +89,7 @@ struct predicting {
 };
 
 #define PREDICTING(variant)                                                                                            \
-    {#variant, plain_forward_##variant, plain_workspace_##variant, process_forward_##variant,                          \
+    {#variant, plain_forward_##variant, plain_single_##variant, plain_workspace_##variant, process_forward_##variant,  \
      process_workspace_##variant, mixture_workspace_##variant, mixture_quantiles_##variant,                            \
      ensemble_features_##variant, ensemble_told_##variant, ensemble_noise_##variant, ensemble_mixture_##variant},
 
@@ -145,6 +145,10 @@ static void run_plain(const struct predicting *k, int wild) {
     float *room = numbers(k->plain_workspace(rows, layers, widths), 0, 0);
     k->plain(models, rows, layers, widths, whole(SILU, RELU), features, cosines, shared ? 0 : rows * features, x,
              parameters, y, room);
+    free(room);
+    room = numbers(k->plain_workspace(1, layers, widths), 0, 0);
+    k->single(models, 1, layers, widths, whole(SILU, RELU), features, cosines, shared ? 0 : features, x, parameters, y,
+              room);
     free(x), free(parameters), free(y), free(room);
 }
 

@@ -7,8 +7,9 @@ of torch would take most of the time of one row.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from mpgelu.likelihoods import NoisePart
 from mpgelu.likelihoods.outputs import LOG_VARIANCE, MEAN
 from mpgelu.moments import DiagonalMoments, FactoredMoments
 from mpgelu.native import perceptron, plain
-from mpgelu.native.process import process_mean
+from mpgelu.native.process import bound_process
 from mpgelu.networks import FeatureScale, Stack, is_random
 from mpgelu.networks.plain import plain_form
 from mpgelu.networks.scaling import FARTHEST
@@ -34,22 +35,11 @@ if TYPE_CHECKING:
     from mpgelu.estimators.ensemble import Ensemble
 
 Array = NDArray[Any]
-Outputs = Callable[[Tensor], Array]  # of some networks, (networks, rows, 2), for scaled features (rows, n)
+Call = Callable[[], object]
+# From scaled features (rows, n) and where outputs go (M, rows, 3), to calls that put those of some networks there.
+Bind = Callable[[Tensor, Array], list[Call]]
 
-
-@dataclass(frozen=True)
-class Run:
-    """Networks that one call runs.
-
-    Args:
-        places: Where they are among all networks.
-        outputs: Mean outputs.
-        variance: Whether the outputs are followed by the variances of the first of them: ``(networks, rows, 3)``.
-    """
-
-    places: slice
-    outputs: Outputs
-    variance: bool = False
+_MOST_KEPT = 1024  # rows for which arrays are kept between calls
 
 
 class FastEnsemble:
@@ -57,16 +47,18 @@ class FastEnsemble:
 
     Args:
         ensemble: It holds the parameters, of which this is made.
-        runs: All of its networks.
+        binds: All of its networks.
     """
 
-    def __init__(self, ensemble: Ensemble, runs: Sequence[Run]) -> None:
+    def __init__(self, ensemble: Ensemble, binds: Sequence[Bind]) -> None:
         assert ensemble.noise is not None
-        self.likelihood, self.runs = ensemble.likelihood, runs
+        self.likelihood, self.binds = ensemble.likelihood, binds
         self.scale, self.head = _Scale(ensemble.scaling), _Head(ensemble.noise, ensemble.each_stack())
         self.weights = ensemble.weights.double() / ensemble.weights.double().sum()
         target = float(ensemble.target_mean), float(ensemble.target_scale)
         self.settings = _doubles(float(ensemble.spread), *target, *ensemble.noise.range.tolist())
+        self._mixed: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}  # shares of errors, logarithms of all weights
+        self._kept = threading.local()  # of each thread: the arrays of its last call
 
     @staticmethod
     def of(ensemble: Ensemble) -> FastEnsemble | None:
@@ -81,7 +73,7 @@ class FastEnsemble:
         features, head = len(ensemble.scaling.center), ensemble.noise
         if len(head.center) != features + 3 or _ends(head.networks) != (features + 3, 1):
             return None
-        runs, start, alike = [], 0, dict[Any, list[Any]]()
+        binds, start, alike = [], 0, dict[Any, list[Any]]()
         for stack in ensemble.each_stack():
             places = slice(start, start + len(stack))
             start = places.stop
@@ -90,21 +82,27 @@ class FastEnsemble:
             if (form := plain_form(stack.architecture)) is not None:
                 shapes = tuple(p.shape[1:] for p in stack.parameters())
                 alike.setdefault((form, shapes), []).append((places, form.arrays(stack.state()[0])))
-            elif (run := _run_of(stack, places, ensemble.moment_type)) is not None:
-                runs.append(run)
+            elif (bind := _bind_of(stack, places, ensemble.moment_type)) is not None:
+                binds.append(bind)
             else:
                 return None
-        return FastEnsemble(ensemble, [*(_joined(parts) for parts in alike.values()), *runs])
+        return FastEnsemble(ensemble, [*(_joined(parts) for parts in alike.values()), *binds])
 
     def __call__(self, x: Tensor) -> Predictive | None:
         """Distribution of the target for raw features ``(rows, n)`` in float64; ``None`` if the noise is no mixture."""
-        limited, beyond = self.scale(x.contiguous())
-        outputs = np.zeros((self.weights.shape[0], x.shape[0], 3), np.float32)
-        for run in self.runs:
-            outputs[run.places, :, : 3 if run.variance else 2] = run.outputs(limited)
-        held = torch.from_numpy(outputs)
-        gaussians = self.likelihood.gaussians(self.head(limited, held), True)
-        return None if gaussians is None else self._mixture(held, gaussians, beyond)
+        session = self._session(x.shape[0])
+        session(x)
+        gaussians = self.likelihood.gaussians(session.log_variance, True)
+        return None if gaussians is None else self._mixture(session.outputs, gaussians, session.beyond)
+
+    def _session(self, rows: int) -> _Session:
+        kept: _Session | None = getattr(self._kept, "session", None)
+        if kept is not None and kept.x.shape[0] == rows:
+            return kept
+        made = _Session(self, rows)
+        if rows <= _MOST_KEPT:
+            self._kept.session = made
+        return made
 
     def _mixture(self, outputs: Tensor, gaussians: Sequence[NoisePart], beyond: Tensor) -> Predictive:
         """The mixture of all networks and kinds of errors, in the unit of the target.
@@ -115,17 +113,46 @@ class FastEnsemble:
             beyond: Variance from lying outside the training data, ``(rows,)``.
         """
         (networks, rows, _), errors = outputs.shape, len(gaussians)
-        shares = _doubles(*(part.share for part in gaussians))
+        shares, log_weights = self._weights(tuple(part.share for part in gaussians))
         variances = torch.stack([part.log_variance for part in gaussians]).double().exp_()  # (errors, rows)
-        offsets = torch.zeros_like(variances)
-        for offset, part in zip(offsets, gaussians, strict=True):
-            if part.offset is not None:
-                offset.copy_(part.offset)
-        given = (self.weights, self.settings, beyond, shares, variances, offsets)
+        moved = [torch.zeros_like(beyond) if part.offset is None else part.offset.double() for part in gaussians]
+        given = (self.weights, self.settings, beyond, shares, variances, torch.stack(moved))
         components = [beyond.new_empty(rows, networks * errors) for _ in range(2)]
-        summary = [torch.empty_like(beyond) for _ in range(3)]
+        summary = [beyond.new_empty(rows) for _ in range(3)]
         native.run("ensemble_mixture", (rows, networks, errors), (*given, *components, *summary, outputs), doubles=11)
-        return Predictive(*components, torch.outer(self.weights, shares).log_().flatten(), *summary)
+        return Predictive(*components, log_weights.clone(), *summary)
+
+    def _weights(self, shares: tuple[float, ...]) -> tuple[Tensor, Tensor]:
+        """Shares of errors, and the logarithms of the weights of all components."""
+        if shares not in self._mixed:
+            held = _doubles(*shares)
+            self._mixed[shares] = held, torch.outer(self.weights, held).log_().flatten()
+        return self._mixed[shares]
+
+
+class _Session:
+    """Everything up to the noise for a number of rows: calls of kernels on arrays that are used again and again.
+
+    Args:
+        fast: What is computed.
+        rows: For how many rows.
+    """
+
+    def __init__(self, fast: FastEnsemble, rows: int) -> None:
+        self.x = fast.settings.new_empty(rows, fast.scale.features)
+        self.beyond, limited = self.x.new_empty(rows), torch.empty_like(self.x, dtype=torch.float32)
+        outputs = np.zeros((fast.weights.shape[0], rows, 3), np.float32)
+        self.outputs, self.log_variance = torch.from_numpy(outputs), limited.new_empty(rows)
+        self.calls: list[Call] = [fast.scale.bound(self.x, self.beyond, limited)]
+        for bind in fast.binds:
+            self.calls += bind(limited, outputs)
+        self.calls += fast.head.bound(limited, self.outputs, self.log_variance)
+
+    def __call__(self, x: Tensor) -> None:
+        """Fill the arrays for features ``(rows, n)``."""
+        self.x.copy_(x)
+        for call in self.calls:
+            call()
 
 
 class _Scale:
@@ -135,19 +162,17 @@ class _Scale:
         arrays = (scaling.center, scaling.scale, scaling.lower, scaling.upper)
         settings = _doubles(float(scaling.limit), float(scaling.reach), FARTHEST)
         self.given = *(tensor.double().contiguous() for tensor in arrays), settings
+        self.features = scaling.center.shape[0]
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features, scaled and smoothly limited, in single precision, and the variance from lying outside the data.
+    def bound(self, x: Tensor, beyond: Tensor, limited: Tensor) -> Call:
+        """A call for features ``(rows, n)``.
 
         Args:
-            x: ``(rows, n)``.
-
-        Returns:
-            ``(rows, n)`` and ``(rows,)``.
+            x: Features.
+            beyond: Where the variance from lying outside the training data goes, ``(rows,)``.
+            limited: Where the features go, scaled and smoothly limited, in single precision, ``(rows, n)``.
         """
-        limited, beyond = torch.empty_like(x, dtype=torch.float32), x.new_empty(x.shape[0])
-        native.run("ensemble_features", tuple(x.shape), (x, *self.given, beyond, limited), doubles=7)
-        return limited, beyond
+        return native.bound("ensemble_features", tuple(x.shape), (x, *self.given, beyond, limited), doubles=7)
 
 
 class _Head:
@@ -166,22 +191,24 @@ class _Head:
         self.given = *scales, _floats(*within, *OWN_RANGE, LEAST_SPREAD, LIMIT)
         self.settings = _floats(float(head.log_scale), float(head.spread), *within, STEEPEST, LEAST_SHARE)
 
-    def __call__(self, features: Tensor, outputs: Tensor) -> Tensor:
-        """Logarithm of the variance of the noise, ``(rows,)``; see :meth:`NoiseHead.forward`.
+    def bound(self, features: Tensor, outputs: Tensor, log_variance: Tensor) -> list[Call]:
+        """Calls that compute the logarithm of the variance of the noise; see :meth:`NoiseHead.forward`.
 
         Args:
             features: ``(rows, n)``.
             outputs: Of the networks, ``(M, rows, 3)``.
+            log_variance: Where it goes, ``(rows,)``.
         """
         (rows, n), heads = features.shape, self.networks.flat.shape[0]
         told = features.new_empty(self.folds * rows, n + 3)
-        arrays = (features, outputs, self.weights, *self.given, told)
-        native.run("ensemble_told", (rows, n, self.kinds, self.folds, self.groups), arrays)
-        said = plain.outputs(self.networks, told.expand(heads, -1, -1))
-        log_variance = features.new_empty(rows)
-        sizes = (rows, self.kinds, self.folds, heads, self.groups)
-        native.run("ensemble_noise", sizes, (said, outputs, self.weights, self.settings, log_variance))
-        return log_variance
+        said = features.new_empty(heads, self.folds * rows, 1)
+        inputs = (features, outputs, self.weights, *self.given, told)
+        results = (said, outputs, self.weights, self.settings, log_variance)
+        return [
+            native.bound("ensemble_told", (rows, n, self.kinds, self.folds, self.groups), inputs),
+            plain.bound_networks(self.networks, told, said),
+            native.bound("ensemble_noise", (rows, self.kinds, self.folds, heads, self.groups), results),
+        ]
 
 
 def _doubles(*values: float) -> Tensor:
@@ -206,29 +233,31 @@ def _ends(stack: Stack) -> tuple[int, int] | None:
     return None
 
 
-def _joined(parts: Sequence[tuple[slice, plain.PlainNetworks]]) -> Run:
+def _joined(parts: Sequence[tuple[slice, plain.PlainNetworks]]) -> Bind:
     """Plain networks of one shape as one."""
     places, networks = zip(*parts, strict=True)
     joined = plain.PlainNetworks.joined(networks)
     consecutive = all(a.stop == b.start for a, b in itertools.pairwise(places))
     at: Any = slice(places[0].start, places[-1].stop) if consecutive else np.r_[places]
-    count = joined.flat.shape[0]
-    return Run(at, lambda z: plain.outputs(joined, z.expand(count, -1, -1)).numpy())
+
+    def bind(z: Tensor, outputs: Array) -> list[Call]:
+        made = z.new_empty(joined.flat.shape[0], z.shape[0], 2)
+        return [plain.bound_networks(joined, z, made), _put(made, outputs, (at, slice(None), slice(2)))]
+
+    return bind
 
 
-def _run_of(stack: Stack, places: slice, moments: type[Any]) -> Run | None:
+def _bind_of(stack: Stack, places: slice, moments: type[Any]) -> Bind | None:
     """A Gaussian process, or perceptrons whose moments a kernel propagates; ``None`` for anything else."""
     if (process := _process_of(stack)) is not None:
-        return Run(places, _process(process))
+        return _process(process, places)
     state = {name: tensor.detach() for part in stack.state() for name, tensor in part.items()}
     found = known_perceptron(stack.architecture)
     if found is None or not is_random(stack.architecture):
         return None
-    networks = arrays_of(found, state)
-    if moments is DiagonalMoments:
-        return Run(places, _perceptrons(networks, perceptron.propagate), variance=True)
-    if moments is FactoredMoments and max(networks.widths[1:]) <= WIDEST:
-        return Run(places, _perceptrons(networks, perceptron.propagate_exactly), variance=True)
+    networks, exact = arrays_of(found, state), moments is FactoredMoments
+    if moments is DiagonalMoments or (exact and max(networks.widths[1:]) <= WIDEST):
+        return _perceptrons(networks, exact, places)
     return None
 
 
@@ -240,23 +269,31 @@ def _process_of(stack: Stack) -> dict[str, Tensor] | None:
     return {name.removeprefix("0."): t[0].detach() for part in stack.state() for name, t in part.items()}
 
 
-def _process(state: dict[str, Tensor]) -> Outputs:
-    held = [state[name] for name in ("weight", "points", "center", "scale", "limit", "kernel")]
+def _process(state: dict[str, Tensor], places: slice) -> Bind:
+    held = [state[name].contiguous() for name in ("weight", "points", "center", "scale", "limit", "kernel")]
     log_variance = float(GaussianProcess.log_noise_variance(state["kernel"]))
 
-    def outputs(z: Tensor) -> Array:
-        found = np.empty((1, z.shape[0], 2), np.float32)
-        found[..., MEAN], found[..., LOG_VARIANCE] = process_mean(z.double(), *held).numpy(), log_variance
-        return found
+    def bind(z: Tensor, outputs: Array) -> list[Call]:
+        outputs[places, :, LOG_VARIANCE] = log_variance
+        doubles = z.double()
+        mean = doubles.new_empty(z.shape[0])
+        call = bound_process([doubles, *held], mean)
+        return [_put(z, doubles.numpy(), ...), call, _put(mean, outputs, (places, slice(None), MEAN))]
 
-    return outputs
+    return bind
 
 
-def _perceptrons(networks: perceptron.Perceptrons, propagate: Callable[..., tuple[Tensor, Tensor]]) -> Outputs:
-    def outputs(z: Tensor) -> Array:
-        each = z.expand(networks.flat.shape[0], *z.shape)
-        mean, spread = propagate(networks, each, torch.zeros_like(each))
-        variance = spread[..., MEAN] if spread.dim() == 3 else spread[..., MEAN, MEAN]
-        return np.concatenate([mean.numpy(), variance.unsqueeze(-1).numpy()], -1)
+def _perceptrons(networks: perceptron.Perceptrons, exact: bool, places: slice) -> Bind:
+    def bind(z: Tensor, outputs: Array) -> list[Call]:
+        each = z.new_empty(networks.flat.shape[0], *z.shape)
+        call, mean, spread = perceptron.bound_propagation(networks, exact, each, torch.zeros_like(each))
+        variance = spread[..., MEAN, MEAN] if exact else spread[..., MEAN]
+        means, variances = (places, slice(None), slice(2)), (places, slice(None), 2)
+        return [_put(z, each.numpy(), ...), call, _put(mean, outputs, means), _put(variance, outputs, variances)]
 
-    return outputs
+    return bind
+
+
+def _put(source: Tensor, target: Array, at: Any) -> Call:
+    """A call that copies numbers to some places."""
+    return partial(target.__setitem__, at, source.numpy())

@@ -377,7 +377,10 @@ class MPGELURegressor(Streaming, Distilling, RegressorMixin, BaseEstimator):  # 
         tasks = [lambda rows=rows: summary(self._distribution(values, errors, rows, nodes)) for rows in spans]
         threads = job_count(self.n_jobs) if len(tasks) > 1 else 1
         with one_thread_each():
-            return tuple(np.concatenate(parts) for parts in zip(*run_all(tasks, threads), strict=True))
+            found = run_all(tasks, threads)
+        if len(found) == 1:
+            return tuple(map(np.ascontiguousarray, found[0]))
+        return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))
 
 
 @parts_of.register

@@ -13,7 +13,7 @@ import os
 import shlex
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,12 @@ def integers(values: Sequence[int]) -> Integers:
 
 
 def run(name: str, sizes: Sequence[Size], tensors: Sequence[Tensor], doubles: int = 0) -> None:
-    """Call a kernel, whose arguments are sizes and arrays in this order.
+    """Call a kernel, whose arguments are sizes and arrays in this order; see :func:`bound`."""
+    bound(name, sizes, tensors, doubles)()
+
+
+def bound(name: str, sizes: Sequence[Size], tensors: Sequence[Tensor], doubles: int = 0) -> Callable[[], None]:
+    """A kernel with its arguments, which it keeps, to be called any number of times.
 
     Args:
         name: A function of ``kernels.h``, without its variant.
@@ -135,7 +140,12 @@ def run(name: str, sizes: Sequence[Size], tensors: Sequence[Tensor], doubles: in
             came = str(dtype).removeprefix("torch.")
             raise TypeError(f"run: the kernel {name} takes contiguous {came} on the CPU, got {tensor.type()}")
     function = _typed.get(name) or _with_types(name, sizes, len(tensors))
-    function(*sizes, *[tensor.data_ptr() for tensor in tensors])
+    arguments = (*sizes, *[tensor.data_ptr() for tensor in tensors])
+
+    def call(held: object = tensors) -> None:  # the addresses are theirs
+        function(*arguments)
+
+    return call
 
 
 @cache

@@ -69,6 +69,7 @@ enum nonlinearity { MPGELU, RELU_DVI, RELU_EXACT, SILU, RELU };
                              const float *parameters, float *y, float *workspace)
 
 PLAIN(plain_forward);
+PLAIN(plain_single); /* of one row; weights of linear maps are (before, after) */
 FORWARD(diagonal_forward);
 BACKWARD(diagonal_backward);
 FORWARD(factored_forward);

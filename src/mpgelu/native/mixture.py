@@ -25,8 +25,8 @@ def mixture_quantiles(
         means: Means of the components, ``(rows, K)``.
         variances: Variances of the components, ``(rows, K)``.
         weights: Weights of the components, ``(1, K)`` if all rows share them, else ``(rows, K)``; they sum to one.
-        mean: Mean of each mixture, ``(rows,)``.
-        stddev: Standard deviation of each mixture, ``(rows,)``.
+        mean: Mean of each mixture, ``(rows,)`` or ``(rows, 1)``.
+        stddev: Standard deviation of each mixture, ``(rows,)`` or ``(rows, 1)``.
         q: Probabilities from 0.001 to 0.999, ``(levels,)``.
         standard: Quantiles of the standard normal distribution, ``(levels,)``.
     """

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
-from mpgelu.native import run, size_of_array
+from mpgelu.native import bound, size_of_array
 
 
-def process_mean(
-    limited: Tensor, alpha: Tensor, points: Tensor, center: Tensor, scale: Tensor, limit: Tensor, kernel: Tensor
-) -> Tensor:
-    """Posterior mean of each row, ``(rows,)``; all tensors are float64 on the CPU, nothing has gradients.
+def process_mean(limited: Tensor, *state: Tensor) -> Tensor:
+    """Posterior mean of each row, ``(rows,)``; see :func:`bound_process`."""
+    mean = limited.new_empty(limited.shape[0])
+    bound_process([tensor.detach().contiguous() for tensor in (limited, *state)], mean)()
+    return mean
+
+
+def bound_process(given: Sequence[Tensor], mean: Tensor) -> Callable[[], None]:
+    """A call that computes the posterior mean of each row; all tensors are contiguous float64 on the CPU.
 
     A row's mean has the same bits whatever the other rows are. See :class:`mpgelu.estimators.GaussianProcess`.
 
     Args:
-        limited: Features inside the smooth limit, ``(rows, n)``.
-        alpha: Weights of the points, ``(P,)``.
-        points: Standardised training rows, ``(P, n)``.
-        center: ``(n,)``.
-        scale: ``(n,)``.
-        limit: ``()``.
-        kernel: Logarithms of lengths, amplitude, noise and slope, ``(n + 3,)``.
+        given: Features inside the smooth limit ``(rows, n)``, weights of the points ``(P,)``, standardised training
+            rows ``(P, n)``, center and scale ``(n,)``, limit ``()``, logarithms of lengths, amplitude, noise and slope
+            ``(n + 3,)``.
+        mean: Where the result goes, ``(rows,)``.
     """
-    count, n = points.shape
-    inputs = [tensor.detach().contiguous() for tensor in (limited, alpha, points, center, scale, limit, kernel)]
-    rows = limited.shape[0]
-    mean = limited.new_empty(rows)
+    count, n = given[2].shape
     workspace = torch.empty(size_of_array("process_workspace", count, n), dtype=torch.float32, device="cpu")
-    run("process_forward", (rows, count, n), (*inputs, mean, workspace), doubles=8)
-    return mean
+    return bound("process_forward", (mean.shape[0], count, n), (*given, mean, workspace), doubles=8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -40,23 +41,27 @@ def quantiles(
     Returns:
         ``(*batch, *q.shape)``, of the dtype of q.
     """
-    shape, levels = means.shape[:-1] + q.shape, q.double()
-    tiny = bool((torch.minimum(q, 1 - q) < _TINY).any())
-    parts = (means, variances, log_weights, mean[..., None], stddev[..., None])
-    mixture = [x.reshape(-1, x.shape[-1]) for x in parts]
-    mixture[2] = mixture[2].double().softmax(-1)
+    shape, values = means.shape[:-1] + q.shape, tuple(q.reshape(-1).tolist())
+    tiny = not all(_TINY <= value <= 1 - _TINY for value in values)
+    count = means.shape[-1]
+    parts = (means, variances, log_weights.double().softmax(-1))
+    mixture = [*(x.reshape(-1, count) for x in parts), mean.reshape(-1, 1), stddev.reshape(-1, 1)]
     if tiny or not means.is_cpu or not native.available():
-        found = _iterated(mixture, _Levels.of(levels, tiny), tolerance)
-        inside = (q > 0) & (q < 1)
-        return torch.where(inside, found.to(q.dtype).reshape(shape), torch.special.ndtri(q))
-    flat = levels.reshape(-1)
-    *given, mean, stddev = (x.double() for x in mixture)
-    found = mixture_quantiles(*given, mean[:, 0], stddev[:, 0], flat, torch.special.ndtri(flat))
-    missing = found.isnan().any(-1)
-    if missing.any():
+        found = _iterated(mixture, _Levels.of(q.double(), tiny), tolerance)
+        return torch.where((q > 0) & (q < 1), found.to(q.dtype).reshape(shape), torch.special.ndtri(q))
+    found = mixture_quantiles(*(x.double() for x in mixture), *_with_standard(values))
+    if found.isnan().any():
+        missing = found.isnan().any(-1)
         rest = [x if len(x) < len(missing) else x[missing] for x in mixture]
-        found[missing] = _iterated(rest, _Levels.of(levels, tiny), tolerance)
+        found[missing] = _iterated(rest, _Levels.of(q.double(), tiny), tolerance)
     return found.to(q.dtype).reshape(shape)
+
+
+@lru_cache(maxsize=64)
+def _with_standard(values: tuple[float, ...]) -> tuple[Tensor, Tensor]:
+    """Probabilities, and quantiles of the standard normal distribution, float64 on the CPU; not to be changed."""
+    q = torch.tensor(values, dtype=torch.float64, device="cpu")
+    return q, torch.special.ndtri(q)
 
 
 def _iterated(mixture: Sequence[Tensor], levels: _Levels, tolerance: float) -> Tensor:

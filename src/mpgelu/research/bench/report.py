@@ -363,12 +363,12 @@ _NOTES = {
         "0.002; that of the MP-GELU network is its exact covariance in float64, so that its error is rounding."
     ),
     "prediction": (
-        "The default estimator with diagonal moments after 100 steps on made-up rows of 8 features. Everything at once is "
+        "The default estimator with diagonal moments after 100 steps on made-up rows of 8 features. Everything: "
         "mean, standard deviation, its parts and a 90 % interval."
     ),
     "kernels": (
-        "One network of two hidden layers and 256 rows. Kernels are used for diagonal moments of any width and for exact "
-        "ones up to 200 units; gradients include the prediction."
+        "One network of two hidden layers and 256 rows. Kernels are used for diagonal moments of any width and for "
+        "exact ones up to 200 units; gradients include the prediction."
     ),
     "memory": "The process before holds torch, scikit-learn and a tiny model; rows take 8 bytes a feature.",
     "workers": (
