@@ -21,7 +21,7 @@ def mixtures(rows: int, count: int, widths: tuple[float, float], shared: bool = 
     """Means, variances, weights, mean and standard deviation of random mixtures."""
     rng = np.random.default_rng(count)
     means = 10 + rng.normal(size=(rows, count))
-    stddevs = np.exp(rng.uniform(*np.log(widths), size=(rows, count)))
+    stddevs = np.exp(rng.uniform(np.log(widths[0]), np.log(widths[1]), size=(rows, count)))
     weights = rng.dirichlet(np.ones(count), size=1 if shared else rows)
     mean = (weights * means).sum(-1)
     variance = (weights * (stddevs**2 + (means - mean[:, None]) ** 2)).sum(-1)
@@ -30,7 +30,7 @@ def mixtures(rows: int, count: int, widths: tuple[float, float], shared: bool = 
 
 def solved(mixture: list[Tensor], rows: slice = slice(None)) -> Tensor:
     chosen = [part if len(part) == 1 else part[rows] for part in mixture]
-    return mixture_quantiles(*chosen, LEVELS, torch.special.ndtri(LEVELS))
+    return mixture_quantiles(*chosen, q=LEVELS, standard=torch.special.ndtri(LEVELS))
 
 
 @pytest.mark.parametrize("shared", [True, False])

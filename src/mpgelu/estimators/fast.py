@@ -117,10 +117,11 @@ class FastEnsemble:
         variances = torch.stack([part.log_variance for part in gaussians]).double().exp_()  # (errors, rows)
         moved = [torch.zeros_like(beyond) if part.offset is None else part.offset.double() for part in gaussians]
         given = (self.weights, self.settings, beyond, shares, variances, torch.stack(moved))
-        components = [beyond.new_empty(rows, networks * errors) for _ in range(2)]
+        means, mixed = (beyond.new_empty(rows, networks * errors) for _ in range(2))
         summary = [beyond.new_empty(rows) for _ in range(3)]
-        native.run("ensemble_mixture", (rows, networks, errors), (*given, *components, *summary, outputs), doubles=11)
-        return Predictive(*components, log_weights.clone(), *summary)
+        arrays = (*given, means, mixed, *summary, outputs)
+        native.run("ensemble_mixture", (rows, networks, errors), arrays, doubles=11)
+        return Predictive(means, mixed, log_weights.clone(), *summary)
 
     def _weights(self, shares: tuple[float, ...]) -> tuple[Tensor, Tensor]:
         """Shares of errors, and the logarithms of the weights of all components."""
