@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `import reference`: test f
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "hooks"))  # programs of the site, not part of the package
 
 from command_line import Command, Result
+from houses import QUICK, houses
+from mpgelu.tables.model import TableModel
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +76,9 @@ def mpgelu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         return Result(stop.value.code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def fitted() -> TableModel:
+    """A small model of a table that the tests of commands share; none of them changes it."""
+    return TableModel.fit(houses(), "price", **QUICK)

@@ -36,7 +36,7 @@ def draw() -> Figure:
     pictures = [np.sign(picture) * np.sqrt(np.abs(picture)) for picture in pictures]
     limit = 0.8 * np.abs(pictures[0]).max()
 
-    figure, axes = plt.subplots(1, len(pictures), figsize=(9.0, 2.3))
+    figure, axes = plt.subplots(1, len(pictures), figsize=(9.0, 1.95))
     for place, (ax, picture, title) in enumerate(zip(axes, pictures, titles, strict=True)):
         ax.imshow(picture, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
         ax.set_title(title, fontsize=8.5, loc="center")

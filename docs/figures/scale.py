@@ -12,6 +12,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from style import BLUE, MUTED, ORANGE
 
 NUMBERS = Path(__file__).parents[2] / "results" / "scale" / "scale.json"
@@ -25,7 +26,7 @@ def draw() -> Figure:
     figure, axes = plt.subplots(1, 2, figsize=(8.8, 3.2), sharex=True)
     for ax, name, title in (
         (axes[0], "gap", "Nats per row below the truth"),
-        (axes[1], "rmse_of_mean", "Error of the mean"),
+        (axes[1], "rmse_of_mean", "Error of the mean, root mean square"),
     ):
         values = np.array([numbers[name] for numbers in found])
         ax.loglog(rows, values, color=MUTED, lw=1.2, zorder=1)
@@ -33,6 +34,7 @@ def draw() -> Figure:
         ax.plot(rows[streamed], values[streamed], "s", color=ORANGE, label="streamed from Parquet", mew=0)
         ax.set_title(title)
         ax.set_xlabel("rows")
+        ax.yaxis.set_minor_formatter(NullFormatter())
     axes[0].errorbar(rows, [n["gap"] for n in found], [2 * n["gap_se"] for n in found], fmt="none", ecolor=MUTED, lw=1)
     noise = 0.1
     axes[1].axhline(noise, color=MUTED, ls=":", lw=1.2)

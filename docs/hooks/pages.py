@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,6 @@ HOOKS = Path(__file__).parent
 DOCS = HOOKS.parent
 ROOT = DOCS.parent
 CACHE = ROOT / ".cache" / "tutorials"
-COMMANDS = ["example", "fit", "predict", "evaluate", "report", "info", "explain", "verify", "export"]
-COMMANDS += ["reproduce toy", "reproduce uci", "compare", "bench"]
 
 REFERENCE = {  # page: title, what it holds, packages; of the first four packages every name, of others the public ones
     "estimator": ("Estimator and tables", "Models of tables, from Python.", ("estimators", "tables")),
@@ -37,6 +36,10 @@ import check  # noqa: E402
 import style  # noqa: E402
 from mkdocs.exceptions import PluginError  # noqa: E402
 from mkdocs.structure.files import File, Files  # noqa: E402
+from typer.main import get_command  # noqa: E402
+from typer.testing import CliRunner  # noqa: E402
+
+from mpgelu.cli import app  # noqa: E402
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -113,16 +116,25 @@ def _gallery() -> str:
 
 
 def _commands() -> str:
-    """The help of every command."""
-    page = ["# Commands", "What `mpgelu` prints with `--help`."]
-    for command in COMMANDS:
-        line = [sys.executable, "-m", "mpgelu", *command.split(), "--help"]
-        help_text = subprocess.run(
-            line, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=True
-        ).stdout
-        kept = "\n".join(row.rstrip() for row in help_text.strip("\n").splitlines())
-        page += [f"## mpgelu {command}", f"```text\n{kept}\n```"]
+    """The help of every command, in the order in which ``mpgelu --help`` lists them."""
+    page = ["# Commands", "What `mpgelu` prints with `--help`.", f"```text\n{_help()}\n```"]
+    for command in _named(get_command(app)):
+        page += [f"## mpgelu {command}", f"```text\n{_help(*command.split())}\n```"]
     return "\n\n".join(page) + "\n"
+
+
+def _named(group: Any) -> Iterator[str]:
+    """The names of all commands, with those of the groups that they are in."""
+    for name, command in group.commands.items():
+        inside = list(_named(command)) if hasattr(command, "commands") else []
+        yield from (f"{name} {part}" for part in inside) if inside else (name,)
+
+
+def _help(*command: str) -> str:
+    shown = CliRunner().invoke(app, [*command, "--help"], prog_name="mpgelu", env=_environment())
+    if shown.exit_code != 0:
+        raise PluginError(f"mpgelu {' '.join(command)} --help failed:\n{shown.output}")
+    return "\n".join(row.rstrip() for row in shown.output.strip("\n").splitlines())
 
 
 def _reference() -> dict[str, str]:

@@ -24,7 +24,7 @@ print(train.head(3).to_string())
 # %% [markdown]
 # ## Fit
 #
-# There is nothing to tune. `effort=0.5` takes half of the default's steps, some five seconds here.
+# There is nothing to tune. `effort=0.5` takes half of the default's steps.
 
 # %%
 model = mpgelu.MPGELURegressor(
@@ -35,7 +35,8 @@ mean, epistemic, aleatoric = model.predict_parts(X_test)
 stddev = np.hypot(epistemic, aleatoric)
 print(f"root mean square error {np.sqrt(np.mean((mean - y_test) ** 2)):.1f}, of a constant {y_test.std():.1f}")
 print(
-    f"typical standard deviation {np.median(stddev):.1f}: {np.median(epistemic):.1f} epistemic, {np.median(aleatoric):.1f} aleatoric"
+    f"typical standard deviation {np.median(stddev):.1f}: "
+    f"{np.median(epistemic):.1f} epistemic, {np.median(aleatoric):.1f} aleatoric"
 )
 
 # %% [markdown]
@@ -66,8 +67,8 @@ axes.legend(ncols=2, loc="upper left")
 # %% [markdown]
 # ## May it be believed?
 #
-# If the distributions are right, the probability that each gave to values below what happened is uniform: its histogram
-# is flat, and its distribution function is the diagonal. Few rows wiggle; the band holds 95 % of all wiggles.
+# If the distributions are right, the probabilities that they gave to values below what happened are uniform: their histogram
+# is flat, and their distribution function is the diagonal, up to chance. In 95 % of all cases chance stays within the band.
 
 # %%
 predicted = model.predict_distribution(X_test)
@@ -89,10 +90,9 @@ print(f"largest distance from the diagonal {np.abs(observed - expected).max():.3
 # %% [markdown]
 # ## Decide
 #
-# Suppose that a costly treatment pays for patients whose disease will progress beyond 200: treating costs 1, leaving such
+# Suppose that a costly treatment pays off for patients whose disease will progress beyond 200: treating costs 1, leaving such
 # a patient untreated costs 8. The mean does not tell whom to treat. The probability does: treat where 8 times the probability
-# of passing 200 is more than 1. (The more lopsided the costs, the more this matters: at a cost of 4 the two rules hardly
-# differ here.)
+# of passing 200 is more than 1. The more unequal the costs, the more this matters.
 
 # %%
 threshold, cost_of_missing = 200.0, 8.0
@@ -137,7 +137,8 @@ half = len(y_test) // 2
 model.calibrate(X_test[:half], y_test[:half])
 lower, upper = model.predict_interval(X_test[half:], level=0.9)
 print(
-    f"{np.mean((lower <= y_test[half:]) & (y_test[half:] <= upper)):.0%} inside, average width {np.mean(upper - lower):.0f}"
+    f"{np.mean((lower <= y_test[half:]) & (y_test[half:] <= upper)):.0%} inside, "
+    f"average width {np.mean(upper - lower):.0f}"
 )
 
 # %% [markdown]

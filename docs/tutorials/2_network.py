@@ -36,8 +36,8 @@ deviation = h.stddev[0]
 print((h.covariance[0] / deviation.outer(deviation)).detach().numpy().round(2))
 
 # %% [markdown]
-# MP-GELU keeps unit $i$ with the probability $k_i = \Phi(m_i / \sqrt{v_i})$ that it is positive. A mask is all it is, so
-# that mean and covariance are exact again:
+# MP-GELU keeps unit $i$ with the probability $k_i = \Phi(m_i / \sqrt{v_i})$ that it is positive. It is no more than a mask, so
+# mean and covariance are exact again:
 #
 # $$ m_i \to k_i m_i, \qquad C_{ij} \to k_i k_j C_{ij} + \delta_{ij}\, k_i (1 - k_i)(v_i + m_i^2). $$
 #
@@ -75,7 +75,7 @@ print(f"{by_hand.item():.6f} {likelihood.expected_log_prob(moments, y0).item():.
 # %% [markdown]
 # ## Train it
 #
-# The layers are `nn.Module`s, moments have gradients, so that the loop is the one everybody knows. The data are a wave whose
+# The layers are `nn.Module`s and moments have gradients, so the loop is the one everybody knows. The data are a wave whose
 # noise grows, with a gap in the middle where nothing was measured.
 
 # %%
@@ -170,7 +170,8 @@ axes.set(
 axes.legend(ncols=2, loc="upper center")
 gap = (grid.abs() < 0.5).numpy()
 print(
-    f"in the gap: epistemic {np.mean(epistemic[gap]):.2f} for {members} networks, {np.mean(p.epistemic_variance.sqrt().numpy()[gap]):.2f} for the one above"
+    f"in the gap: epistemic {np.mean(epistemic[gap]):.2f} for {members} networks, "
+    f"{np.mean(p.epistemic_variance.sqrt().numpy()[gap]):.2f} for the one above"
 )
 
 # %% [markdown]

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Convert a trained dropout network
 #
-# Somebody has trained a torch network with dropout. Monte-Carlo dropout asks it fifty times, with other masks each time, and
-# takes the spread as uncertainty. `from_torch` asks once: it propagates the moments of the masks through the same weights.
+# Somebody has trained a torch network with dropout. Monte Carlo dropout runs it fifty times, with other masks each time, and
+# takes the spread for the uncertainty. `from_torch` needs one pass: it propagates the moments of the masks through the same weights.
 #
 # ## A network as one finds it
 #
@@ -59,13 +59,14 @@ start = time.process_time()
 moments = mpgelu.propagate(network, X[test])
 once = time.process_time() - start
 print(
-    f"{len(X[test])} rows in {1e3 * once:.0f} ms: mean {moments.mean[0].item():+.3f}, standard deviation {moments.stddev[0].item():.3f} for the first"
+    f"{len(X[test])} rows in {1e3 * once:.0f} ms: mean {moments.mean[0].item():+.3f}, "
+    f"standard deviation {moments.stddev[0].item():.3f} for the first"
 )
 
 # %% [markdown]
 # ## How close is it?
 #
-# The reference is Monte-Carlo dropout with far more samples than anybody takes.
+# The reference is Monte Carlo dropout with far more samples than anybody takes.
 
 # %%
 draws = 10_000  # smoke: 300
@@ -95,13 +96,14 @@ left.plot(spread, samples[:50].std(0), "o", ms=4, color="C1", alpha=0.55, mew=0,
 left.plot(spread, moments.stddev[:, 0], "o", ms=4, color="C0", mew=0, label="moments, one pass")
 left.set(title="Standard deviation of each row", xlabel=f"from {draws:,} samples", ylabel="predicted")
 left.legend()
-right.loglog(passes, sampled, "o-", color="C1", ms=4, label="Monte-Carlo dropout")
+right.loglog(passes, sampled, "o-", color="C1", ms=4, label="Monte Carlo dropout")
 right.axhline(off_spread, color="C0", label="moments, one pass")
-right.set(title="Error against passes", xlabel="passes", ylabel="relative error")
+right.set(title="Error against passes", xlabel="passes", ylabel="relative error", ylim=(0.01, 1))
 right.legend()
 
 # %% [markdown]
-# What is left is not sampling error: ReLU takes its input for Gaussian, and a unit that depends on a few masks is not quite.
+# What is left is not sampling error: the rule for ReLU assumes a Gaussian input, and a unit that depends on a few masks is not
+# quite Gaussian.
 # `verify` shows at which layer, and how far. The worst unit after the second ReLU is one that is almost never positive: its
 # tiny variance is all tail, and tails are where Gaussians err. At the output little of that is left.
 

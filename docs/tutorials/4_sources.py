@@ -150,7 +150,8 @@ inflated = (
     / network(mpgelu.FactoredMoments.certain(scaled[360:])).stddev[:, 0]
 )
 print(
-    f"the output's standard deviation without correlations is {inflated.min():.2f} to {inflated.max():.2f} times the exact one"
+    f"the output's standard deviation without correlations is "
+    f"{inflated.min():.2f} to {inflated.max():.2f} times the exact one"
 )
 
 # %% [markdown]

@@ -114,7 +114,9 @@ for strategy, runs in results.items():
     errors = np.array([history for history, *_ in runs])
     bought = torch.cat([x[12:] for _, x, *_ in runs])
     print(
-        f"{strategy:10s} error {errors[:, 0].mean():.2f} -> {errors[:, -1].mean():.3f} ± {errors[:, -1].std(ddof=seeds > 1) / seeds**0.5:.3f}, {(bought < 1.4).float().mean():.0%} of what it bought is in the noisy part"
+        f"{strategy:10s} error {errors[:, 0].mean():.2f} -> {errors[:, -1].mean():.3f} "
+        f"± {errors[:, -1].std(ddof=seeds > 1) / seeds**0.5:.3f}, "
+        f"{(bought < 1.4).float().mean():.0%} of what it bought is in the noisy part"
     )
 
 # %%
@@ -156,5 +158,5 @@ for axes, strategy in zip(both, ("epistemic", "total"), strict=True):
 both[0].legend(ncols=2, loc="lower left", fontsize=8)
 
 # %% [markdown]
-# Three runs of a problem made for the purpose are an illustration, not a benchmark: the epistemic part is an order, not a truth. How far each part can be trusted:
-# [Epistemic and aleatoric](../concepts/uncertainty.md).
+# Three runs of a problem made for the purpose are an illustration, not a benchmark: the epistemic part ranks places, and is
+# rough as a size. How far each part can be trusted: [Epistemic and aleatoric](../concepts/uncertainty.md).

@@ -110,7 +110,8 @@ for name, file in (("without quantiles", short), ("with five quantiles", path)):
     took = microseconds(lambda session=session: session.run(None, {"features": features[:1]}), calls)
     print(f"ONNX, {name:20s} {took:7.0f} µs")
 print(
-    f"predict(return_std=True)   {microseconds(lambda: model.predict(X[342:343], return_std=True), calls // 20 + 1):7.0f} µs"
+    "predict(return_std=True)   "
+    f"{microseconds(lambda: model.predict(X[342:343], return_std=True), calls // 20 + 1):7.0f} µs"
 )
 
 # %% [markdown]

@@ -31,25 +31,26 @@ for column, (name, toy) in enumerate(toys.items()):
     axes[1, column].axvspan(-0.5, 0.5, color="C0", alpha=0.07, lw=0)
     axes[1, column].semilogy(toy.grid, toy.predictive.aleatoric_variance.sqrt(), color="C1", label="aleatoric")
     axes[1, column].semilogy(toy.grid, toy.predictive.epistemic_variance.sqrt(), color="C0", label="epistemic")
-    axes[1, column].set(xlabel="x", ylim=(3e-3, 10))
+    axes[1, column].set(xlabel="x", ylim=(3e-3, 30), xticks=(-1, -0.5, 0, 0.5, 1))
 axes[0, 0].legend(fontsize=8, loc="upper center", ncols=3)
-axes[1, 0].legend(fontsize=8, loc="lower left", ncols=2)
+axes[1, 0].legend(fontsize=8, loc="upper center", ncols=2)
 axes[1, 0].set_ylabel("standard deviation")
 for name, toy in toys.items():
     numbers = toy.summary()
     print(
-        f"{name:7s} epistemic share of the variance: {numbers['epistemic_share_inside']:.1%} inside the data, {numbers['epistemic_share_outside']:.1%} outside"
+        f"{name:7s} epistemic share of the variance: {numbers['epistemic_share_inside']:.1%} inside the data, "
+        f"{numbers['epistemic_share_outside']:.1%} outside"
     )
 
 # %% [markdown]
 # **Holds:** the bands follow the noise inside the data and widen outside.
-# **Does not hold:** that this widening is epistemic uncertainty. It is the predicted noise, extrapolated; the epistemic share
-# is even smaller outside ([why](../reproduce.md#the-toy-figure)).
+# **Does not hold:** that this widening is epistemic uncertainty. It is the predicted noise, extrapolated; the epistemic share is
+# small, inside the data and outside ([why](../reproduce.md#the-toy-figure)).
 #
 # ## The tables
 #
-# Nine data sets, two networks, one or two outputs, diagonal or full covariance: 72 cells. Each dot is one number of the paper
-# and ours, with both standard errors.
+# Nine data sets, two networks, one or two outputs, diagonal or full covariance: 72 cells. Here are those that were run with
+# several seeds, the small sets with diagonal covariance. Each dot is one number of the paper and ours, with both standard errors.
 
 # %%
 results = Path("results/uci")
@@ -115,18 +116,19 @@ for number, (against, label) in enumerate(
     error = [2 * float(row["corrected_se"]) for _, row in chosen]
     axes.errorbar(place, difference, yerr=error, fmt="o", ms=4.5, lw=1.2, color=f"C{1 - number}", label=label)
     print(
-        f"{label:36s} NLL of MP-GELU minus ReLU: {min(difference):+.4f} to {max(difference):+.4f} in {len(chosen)} settings"
+        f"{label:36s} NLL of MP-GELU minus ReLU: {min(difference):+.4f} to {max(difference):+.4f} "
+        f"in {len(chosen)} settings"
     )
 axes.axhline(0, color="C2", ls=":", lw=1.2)
 axes.set_xticks(
     range(len(chosen)),
     [f"{name}\n{outputs} out, {covariance[:4]}" for (outputs, covariance, name), _ in chosen],
-    fontsize=7,
+    fontsize=8,
     rotation=45,
     ha="right",
 )
 axes.set(title="Below zero MP-GELU is better", ylabel="difference of NLL, ± 2 s.e.")
-axes.legend(loc="lower right")
+axes.legend(loc="lower left")
 
 # %% [markdown]
 # **Does not hold:** with equal dropout there is no difference that 20 splits can show. What MP-GELU buys is not accuracy. It is
@@ -134,8 +136,8 @@ axes.legend(loc="lower right")
 #
 # ## And the speed?
 #
-# The paper reports that MP-GELU is faster than ReLU with full covariance. It is. The factored covariance, which the paper does
-# not have, changes more: `results/bench` has all measurements.
+# The paper reports that with full covariance MP-GELU is faster than ReLU. It is. The factored covariance, which the paper does
+# not have, changes more: the folder `results/bench` has all measurements.
 
 # %%
 written = Path("README.md").read_text().split("<!-- bench:start -->")[1].split("<!-- bench:end -->")[0]

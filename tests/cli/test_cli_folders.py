@@ -20,11 +20,6 @@ from mpgelu.cli.folders import is_folder
 from mpgelu.tables.model import OUTPUTS, TableModel
 
 
-@pytest.fixture(scope="module")
-def fitted() -> TableModel:
-    return TableModel.fit(houses(), "price", **QUICK)
-
-
 @pytest.fixture
 def folder(tmp_path: Path, fitted: TableModel, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a model and a folder of tables, where we are."""

@@ -22,7 +22,7 @@ import pytest
 
 import mpgelu as mp
 from command_line import Command, Result
-from houses import QUICK, houses
+from houses import houses
 from mpgelu.storage.files import beside_its_place
 from mpgelu.tables.model import OUTPUTS, TableModel
 
@@ -41,11 +41,6 @@ COMMANDS = (
 )
 EFFORT = ("--steps", "40", "--folds", "2", "--hidden", "8")
 IN_A_PROCESS = "from mpgelu.cli import main; main()"
-
-
-@pytest.fixture(scope="module")
-def fitted() -> TableModel:
-    return TableModel.fit(houses(), "price", **QUICK)
 
 
 @pytest.fixture
@@ -291,6 +286,7 @@ def nothing() -> None:
 
 FIT = ("fit", "houses.csv", "--target", "price", "-o", "m", *EFFORT)
 TO = (*FIT[:4], *EFFORT, "-o")  # and where to
+MANY = written("houses.csv", ",".join(f"c{i}" for i in range(20)) + "\n" + ",".join("1" * 20) + "\n")
 DATES = pd.date_range("2024-01-01", periods=300).strftime("%d.%m.%Y")
 
 MISTAKES: dict[str, tuple[Callable[[], None], tuple[str, ...], str]] = {
@@ -303,6 +299,7 @@ MISTAKES: dict[str, tuple[Callable[[], None], tuple[str, ...], str]] = {
     "two characters": (nothing, (*FIT, "--delimiter", "::"), "--delimiter: wants one ASCII character, or 'tab'"),
     "no such target": (nothing, ("fit", "houses.csv", "--target", "prise"), "no column 'prise'; did you mean 'price'?"),
     "nothing like it": (nothing, ("fit", "houses.csv", "--target", "zzz"), "the columns are id, area, city,"),
+    "nothing like it among many": (MANY, ("fit", "houses.csv", "--target", "zzz"), "c7, c8, ..., c18, c19"),
     "text in a number": (
         spoilt("house 2,", "house 2,big"),
         FIT,

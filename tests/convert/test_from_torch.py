@@ -319,7 +319,7 @@ def test_propagate_stack_vmap_and_compile(make: Callable[[], nn.Module], kind: A
     networks = [from_torch(make())[0] for _ in range(2)]
     x = torch.randn(9, 3)
     out = networks[0](kind.certain(x))
-    parts = mp.propagate(networks[0], x, moments=kind.certain, chunk_rows=4)
+    parts = mp.propagate(networks[0], x, moments=kind.certain, rows_at_once=4)
     torch.testing.assert_close(parts.covariance, out.covariance)
     stacked = mp.Stack(networks)(kind.certain(torch.stack([x, x])))
     torch.testing.assert_close(stacked.covariance[0], out.covariance)

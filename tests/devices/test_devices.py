@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import mpgelu as mp
+from every_layer import LAYERS as EVERY_LAYER
 from mpgelu import DiagonalMoments, FactoredMoments, FullMoments, layers, likelihoods, native
 from mpgelu.likelihoods import Likelihood
 from mpgelu.moments import Moments
@@ -28,25 +29,8 @@ from mpgelu.rules import add, concatenate, fork
 
 KINDS: list[Any] = [DiagonalMoments, FactoredMoments, FullMoments]
 LAYERS: dict[str, Callable[[], nn.Module]] = {
-    "Linear": lambda: layers.Linear(4, 3),
-    "GaussianLinear": lambda: layers.GaussianLinear(4, 3),
+    **EVERY_LAYER,
     "Dropout": lambda: layers.Dropout(0.2, rescale=False),
-    "MPGELU": layers.MPGELU,
-    "ReLU": layers.ReLU,
-    "LeakyReLU": layers.LeakyReLU,
-    "GELU": layers.GELU,
-    "SiLU": layers.SiLU,
-    "Tanh": layers.Tanh,
-    "Sigmoid": layers.Sigmoid,
-    "Softplus": layers.Softplus,
-    "BatchNorm1d": lambda: layers.BatchNorm1d(4),
-    "LayerNorm": lambda: layers.LayerNorm(4),
-    "Periodic": lambda: layers.Periodic(4, frequencies=3, outputs=2),
-    "Scale": lambda: layers.Scale(4),
-    "RobustScale": lambda: layers.RobustScale(torch.randn(4), torch.rand(4) + 0.5),
-    "Operation": lambda: layers.Operation(fork),
-    "Elementwise": lambda: layers.Elementwise(layers.Tanh().activation),
-    "Beside": lambda: layers.Beside(layers.Linear(4, 3), layers.Linear(4, 2)),
 }
 LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {
     "HeteroscedasticGaussian": mp.HeteroscedasticGaussian,
@@ -139,7 +123,7 @@ def test_branches_on_meta(kind: Any) -> None:
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_likelihoods_on_meta(name: str, kind: Any) -> None:
     likelihood = LIKELIHOODS[name]()
-    network = mp.network(4, (6, 5), likelihood.outputs, embedding=0.5).to("meta")
+    network = mp.network(4, (6, 5), likelihood.outputs, sigma=0.5).to("meta")
     likelihood, x, y = likelihood.to("meta"), torch.randn(5, 4, device="meta"), torch.randn(5, device="meta")
     with only_meta():
         moments = network(kind.certain(x))
@@ -163,7 +147,7 @@ def test_stacks_and_propagation_on_meta(kind: Any) -> None:
         found = stack(x if kind is Tensor else kind.certain(x))
         assert (found if kind is Tensor else found.mean).shape == (3, 5, 2)
         if kind is not Tensor:
-            assert mp.propagate(network, x[0], moments=kind.certain, chunk_rows=2).mean.shape == (5, 2)
+            assert mp.propagate(network, x[0], moments=kind.certain, rows_at_once=2).mean.shape == (5, 2)
 
 
 # With "meta" as the default device: real values, and no tensor without a device

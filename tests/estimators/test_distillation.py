@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from mpgelu.estimators.lesson import Batch, Lesson, made_rows, spread_values
 from mpgelu.estimators.recipe.networks import single_precision
 from mpgelu.estimators.scales import robust_scale
 from mpgelu.inspect import verify
+from mpgelu.networks import FeatureScale
 
 Array = NDArray[np.float64]
 SMALL: dict[str, Any] = {"hidden": (32, 32), "components": 3, "steps": 400}
@@ -178,6 +180,7 @@ def test_diagonal_moments_are_as_exact_as_factored_ones(compact: MPGELURegressor
 def test_a_graph_holds_it(compact: MPGELURegressor, tmp_path: Path) -> None:
     X, _ = table(40, seed=8)
     X[0] += 20
+    X[1:4] *= np.array([[1e5], [1e20], [1e37]])
     mp.export_onnx(compact, tmp_path / "small.onnx", (0.05, 0.5, 0.95))
     session = onnxruntime.InferenceSession(tmp_path / "small.onnx")
     names = [output.name for output in session.get_outputs()]
@@ -189,6 +192,19 @@ def test_a_graph_holds_it(compact: MPGELURegressor, tmp_path: Path) -> None:
     np.testing.assert_allclose(found["quantiles"], quantiles, atol=1e-4 * np.abs(quantiles).max())
     (none,) = session.run(["mean"], {"features": np.zeros((0, 3), np.float32)})
     assert none.shape == (0,)
+
+
+def test_a_graph_without_limit_of_the_features(compact: MPGELURegressor, tmp_path: Path) -> None:
+    held, X = compact.ensemble_, table(40, seed=8)[0]
+    plain = FeatureScale.standard(held.scaling.center, held.scaling.scale)
+    one = torch.ones(1, dtype=torch.float64)
+    free = ensemble.Ensemble(held.each_stack(), one, held.likelihood, plain, held.target_mean, held.target_scale)
+    mp.export_onnx(free, tmp_path / "free.onnx", ())
+    session = onnxruntime.InferenceSession(tmp_path / "free.onnx")
+    found = session.run(["mean", "stddev", "epistemic_std"], {"features": X.astype(np.float32)})
+    wanted = free(torch.tensor(X))
+    for ours, theirs in zip(found, (wanted.mean, wanted.stddev, wanted.epistemic_variance.sqrt()), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
 
 def test_models_of_tables(mpgelu: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,13 +248,36 @@ def test_the_loss_and_its_gradient_are_those_of_the_likelihood() -> None:
         + pupil._EPISTEMIC_WEIGHT * (p.epistemic_variance.log() - log_epistemic).square().mean()
     )
     gradients = torch.autograd.grad(wanted, list(network.parameters()))
-    vectors, layers, found = pupil._flat(network)
-    torch.testing.assert_close(pupil.learn(layers, found, batch), wanted.detach())
-    held = [*found[:4], *(part for pair in found.hidden for part in pair), *found[5:]]
+    parameters = pupil._Parameters(network)
+    torch.testing.assert_close(pupil.learn(parameters.layers, parameters.gradients, batch).loss(), wanted.detach())
+    found = parameters.gradients
+    (a, b), (a_bias, b_bias) = (
+        torch.split(part, [1, likelihood.outputs - 1]) for part in (found.head, found.head_bias)
+    )
+    held = [*found[:4], *(part for pair in found.hidden for part in pair), a, a_bias, *found[-2:], b, b_bias]
     for ours, theirs in zip(held, gradients, strict=True):
         torch.testing.assert_close(ours, theirs)
-    norms = [vector.grad.norm() for vector in vectors.values() if vector.grad is not None]
-    torch.testing.assert_close(torch.stack(norms).norm(), torch.cat([g.flatten() for g in gradients]).norm())
+
+
+@pytest.mark.parametrize("size", [0.01, 100.0])  # below and above the largest norm of a gradient
+def test_steps_are_those_of_adam(size: float) -> None:
+    torch.manual_seed(0)
+    network = pupil.compact_network(2, (5, 4), GaussianMixture(2)).double()
+    copied = copy.deepcopy(network)
+    speeds = {name: pupil._SPEEDS.get(name.rpartition(".")[2], 1.0) for name, _ in copied.named_parameters()}
+    groups = [{"params": [p], "lr": 0.1 * speeds[name]} for name, p in copied.named_parameters()]
+    optimizer, parameters = torch.optim.Adam(groups, betas=pupil._BETAS), pupil._Parameters(network)
+    for _ in range(3):
+        parameters.gradient.copy_(size * torch.randn(parameters.gradient.shape))
+        views = pupil._Parameters(copied_gradients := copy.deepcopy(copied))
+        views.vector.copy_(parameters.gradient)
+        for p, gradient in zip(copied.parameters(), copied_gradients.parameters(), strict=True):
+            p.grad = gradient.detach()
+        torch.nn.utils.clip_grad_norm_(copied.parameters(), pupil._CLIP)
+        optimizer.step()
+        parameters.step(0.1)
+    for ours, theirs in zip(network.parameters(), copied.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_a_step_that_is_not_finite_is_left_out() -> None:

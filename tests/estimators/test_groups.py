@@ -49,6 +49,7 @@ SETTINGS = Settings(
     moments=mp.DiagonalMoments,
     time_limit=None,
     seed=0,
+    device=torch.device("cpu"),
 )
 LONG = replace(SETTINGS, steps=3000)
 

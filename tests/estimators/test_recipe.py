@@ -46,6 +46,7 @@ SETTINGS = Settings(
     moments=mp.DiagonalMoments,
     time_limit=None,
     seed=0,
+    device=torch.device("cpu"),
 )
 
 

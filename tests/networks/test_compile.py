@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,32 +9,14 @@ import torch
 from torch import Tensor, nn
 
 import mpgelu as mp
+from every_layer import LAYERS as EVERY_LAYER
 from mpgelu import DiagonalMoments, FactoredMoments, FullMoments, layers, native
 from mpgelu.moments import Moments
 from mpgelu.networks import FeatureScale
-from mpgelu.rules import fork
 
 KINDS = [DiagonalMoments, FactoredMoments, FullMoments]
-LAYERS: dict[str, Callable[[], nn.Module]] = {
-    "Linear": lambda: layers.Linear(4, 3),
-    "GaussianLinear": lambda: layers.GaussianLinear(4, 3),
-    "Dropout": lambda: layers.Dropout(0.2),
-    "MPGELU": layers.MPGELU,
-    "ReLU": layers.ReLU,
-    "LeakyReLU": layers.LeakyReLU,
-    "GELU": layers.GELU,
-    "SiLU": layers.SiLU,
-    "Tanh": layers.Tanh,
-    "Sigmoid": layers.Sigmoid,
-    "Softplus": layers.Softplus,
-    "BatchNorm1d": lambda: layers.BatchNorm1d(4),
-    "LayerNorm": lambda: layers.LayerNorm(4),
-    "Periodic": lambda: layers.Periodic(4, frequencies=3, outputs=2),
-    "Scale": lambda: layers.Scale(4),
-    "RobustScale": lambda: layers.RobustScale(torch.randn(4), torch.rand(4) + 0.5),
-    "Operation": lambda: layers.Operation(fork),
-    "Elementwise": lambda: layers.Elementwise(layers.Tanh().activation),
-}
+# A container, whose branches full moments refuse to join, is left out.
+LAYERS = {name: layer for name, layer in EVERY_LAYER.items() if name != "Beside"}
 
 
 class Plain(nn.Module):
@@ -55,8 +36,7 @@ class Plain(nn.Module):
 
 
 def test_every_layer_is_here() -> None:
-    others = {"Beside", "layers"}  # a container, whose branches full moments refuse to join, and the registry
-    assert set(LAYERS) == set(layers.__all__) - others
+    assert set(EVERY_LAYER) == set(layers.__all__) - {"layers"}  # the registry
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo does it itself

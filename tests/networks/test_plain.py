@@ -17,10 +17,10 @@ from mpgelu.networks.plain import plain_form
 from mpgelu.networks.prepared import Prepared
 
 NETWORKS: list[Any] = [
-    lambda: mp.network(3, (20, 9), nonlinearity=SiLU, rate=0, embedding=0.7),
+    lambda: mp.network(3, (20, 9), nonlinearity=SiLU, rate=0, sigma=0.7),
     lambda: mp.network(3, (128, 128), 1, nonlinearity=SiLU, rate=0),
     lambda: mp.network(3, (7,), nonlinearity="relu", rate=0),
-    lambda: mp.network(3, (), 4, rate=0, embedding=2.0),
+    lambda: mp.network(3, (), 4, rate=0, sigma=2.0),
     lambda: nn.Sequential(Scale(3), mp.Linear(3, 6), mp.MPGELU(), mp.Linear(6, 2, bias=False)),
     lambda: nn.Sequential(mp.Periodic(3, frequencies=5, outputs=1), mp.Linear(6, 2)),
 ]

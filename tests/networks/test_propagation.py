@@ -11,13 +11,13 @@ from mpgelu import DiagonalMoments, FullMoments, InputError, propagate
 
 
 @pytest.mark.parametrize("kind", [DiagonalMoments, mpgelu.FactoredMoments, FullMoments])
-@pytest.mark.parametrize("chunk_rows", [None, 1, 7, 1000])
-def test_chunks_are_the_whole(kind: Any, chunk_rows: int | None) -> None:
+@pytest.mark.parametrize("rows_at_once", [None, 1, 7, 1000])
+def test_chunks_are_the_whole(kind: Any, rows_at_once: int | None) -> None:
     torch.manual_seed(0)
     network = mpgelu.network(5, hidden=(8, 8)).double()
     x = torch.randn(23, 5, dtype=torch.float64)
     whole = network(kind.certain(x))
-    parts = propagate(network, x, moments=kind.certain, chunk_rows=chunk_rows)
+    parts = propagate(network, x, moments=kind if rows_at_once else kind.certain, rows_at_once=rows_at_once)
     torch.testing.assert_close(parts.mean, whole.mean)
     torch.testing.assert_close(parts.covariance, whole.covariance)
     assert isinstance(parts, DiagonalMoments if kind is DiagonalMoments else FullMoments)
@@ -28,8 +28,8 @@ def test_bad_arguments() -> None:
     network = mpgelu.network(2, hidden=(4,))
     with pytest.raises(InputError, match=r"propagate: x must have shape \(rows, features\), got \(2,\)"):
         propagate(network, torch.ones(2))
-    with pytest.raises(InputError, match="chunk_rows must be at least 1, got -3"):
-        propagate(network, torch.ones(4, 2), chunk_rows=-3)
+    with pytest.raises(InputError, match="rows_at_once must be at least 1, got -3"):
+        propagate(network, torch.ones(4, 2), rows_at_once=-3)
     with pytest.raises(InputError, match="mean must be finite, got nan at index"):
         propagate(network, torch.tensor([[1.0, float("nan")]]))
 
@@ -42,14 +42,14 @@ network = mpgelu.network(9, hidden=(50, 50))
 x = torch.zeros(400_000, 9)
 mpgelu.propagate(network, x[:20_000])
 before = _high_water_mark()
-mpgelu.propagate(network, x, chunk_rows=int(sys.argv[1]) or None)
+mpgelu.propagate(network, x, rows_at_once=int(sys.argv[1]) or None)
 print(_high_water_mark() - before)
 """
 
 
-def _megabytes(chunk_rows: int) -> float:
+def _megabytes(rows_at_once: int) -> float:
     """With the rules, which need room for a chunk; the kernels need none worth measuring."""
-    command, environment = [sys.executable, "-c", _PEAK, str(chunk_rows)], os.environ | {"MPGELU_NATIVE": "0"}
+    command, environment = [sys.executable, "-c", _PEAK, str(rows_at_once)], os.environ | {"MPGELU_NATIVE": "0"}
     return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
 

@@ -11,6 +11,7 @@ from mpgelu.moments import FullMoments
 from mpgelu.research.bench import report, workers
 from mpgelu.research.bench.baselines import MCDropout, SharedMasks, exact_by_hand, paper_relu
 from mpgelu.research.bench.feature_errors import by_set
+from mpgelu.research.bench.in_docs import update_docs
 from mpgelu.research.bench.measure import in_turns, special_functions
 
 SIZES = {"worst": 0.0123, "average": 0.0099, "se": 0.0041}
@@ -174,6 +175,34 @@ def test_the_table_of_workers_goes_where_its_marks_are(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "| fit | MP-GELU | 1 | 60 |" in docs.read_text()
     assert "old" not in docs.read_text()
+
+
+def test_a_page_gets_the_tables_whose_marks_it_has(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- onnx:start -->\nold\n<!-- onnx:end -->\n<!-- conversion:start -->\n<!-- conversion:end -->\n")
+    times = (("deterministic", 8.0, 1.0), ("MP-GELU exact", 32.0, 4.0), ("MP-GELU exact, quantiles", 48.0, 6.0))
+    errors = {"mean error": 0.01, "mean error, worst row": 0.03, "stddev error": 0.02, "stddev error, worst row": 0.07}
+    results = {
+        "environment": report.environment(threads=1),
+        "rounds": 3,
+        "onnx": [
+            {"width": 48, "networks": 1, "method": name, "us": us, "over deterministic": ratio}
+            for name, us, ratio in times
+        ],
+        "conversion": [{"method": "MC dropout, 20 samples"}, {"rows": 7, "times faster": 30.4, **errors}],
+    }
+    update_docs(results, page)
+    text = page.read_text()
+    assert "old" not in text
+    assert "| 2 x 48 | 1 | 8 | 4.0x | 6.0x |" in text
+    assert "7 rows; 30 times faster than MC dropout, 20 samples." in text
+    assert "| standard deviation | 2.0% | 7.0% |" in text
+    del results["onnx"]
+    with pytest.raises(InputError, match="wants tables of sections that were not measured: onnx"):
+        update_docs(results, page)
+    page.write_text("no marks")
+    with pytest.raises(InputError, match="feature-errors, conversion, onnx, workers"):
+        update_docs(results, page)
 
 
 def test_numbers_of_workers_double_up_to_the_cores() -> None:

@@ -18,22 +18,36 @@ from mpgelu.research.compare import compact as method
 from mpgelu.research.compare.methods import METHODS
 from mpgelu.research.compare.run import Task, evaluate
 from mpgelu.research.datasets import load_uci
+from mpgelu.research.store import Store
 
 QUICK: dict[str, Any] = {"steps": 20, "folds": 2, "hidden": (8,), "sigma": 0.4, "brief": False}
 PAGE = "before\n<!-- {0}:start -->\nold\n<!-- {0}:end -->\nafter\n"
+
+COMPARED: list[dict[str, Any]] = [
+    {"method": method, "dataset": "yacht", "split": split, "log_likelihood": likelihood, "crps": crps, "rmse": rmse}
+    for split, more in ((5, -0.25), (6, 0.25))
+    for method, likelihood, crps, rmse in (
+        ("mpgelu", 1.5 + more, 0.1, 0.2),
+        ("mpgelu-compact", 1.4 + more, 0.11, 0.19),
+        ("deep-ensemble", 0.5, 0.2, 0.18),
+    )
+]
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distillation, "_STEPS", 10)
     monkeypatch.setattr(distillation, "_MADE_ROWS", 100)
-    for name, value in (("_ROWS", 20), ("_ROUNDS", 1), ("_SINGLE_CALLS", 2), ("_EFFORTS", (0.5, 1.0))):
+    for name, value in (("_ROWS", 20), ("_SECONDS", 0.0), ("_CALLS", 2), ("_EFFORTS", (0.5, 1.0))):
         monkeypatch.setattr(compact, name, value)
 
 
 def test_measurements_become_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, page = str(publish(tmp_path, monkeypatch)), tmp_path / "page.md"
-    page.write_text(PAGE.format("compact"))
+    page.write_text(PAGE.format("compact") + PAGE.format("compact-report"))
+    compared = tmp_path / "compare"
+    for record in COMPARED:
+        Store(compared / "records.jsonl").append(record)
     measured: list[str] = []
 
     def quick(dataset: str, split: int, **chosen: object) -> dict[str, Any]:
@@ -43,12 +57,17 @@ def test_measurements_become_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     measure = compact.measure
     monkeypatch.setattr(compact, "measure", quick)
     for _ in range(2):  # the second finds everything measured
-        compact.main(["--sets", "yacht", "--splits", "0", "-o", str(tmp_path / "out"), "--page", str(page)])
+        where = ["-o", str(tmp_path / "out"), "--page", str(page), "--compare", str(compared)]
+        compact.main(["--sets", "yacht", "--splits", "0", *where])
     assert measured == ["yacht"]
     text = page.read_text()
     assert "old" not in text
     assert re.search(r"\| yacht 0 \| -?\d+\.\d+ \| -?\d+\.\d+ \| [+-]", text)
     assert re.search(r"\| yacht 0 \| (0.5|1) \|( -?\d+\.\d+ \|){8}", text)
+    assert re.search(r"\| one row alone in onnxruntime, 40 nodes: .* \| \d+ us \|", text)
+    assert len(re.findall(r"\| (?:exact|diagonal) \| \d+\.\d \|( -?\d+\.\d+ \|){2}", text)) == 2
+    assert "| yacht [2] | 1.500 | 1.400 | 0.500 | -0.100 | +10.0% | -5.0% | log-likelihood, CRPS |" in text
+    assert "| mean | | | | -0.100 (worst -0.100) | +10.0% | -5.0% | |" in text
     assert len(list((tmp_path / "fitted").iterdir())) == 1
 
 

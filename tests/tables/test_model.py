@@ -11,7 +11,8 @@ import pytest
 
 import mpgelu as mp
 from houses import QUICK, houses
-from mpgelu.tables.model import OUTPUTS, TableModel, split
+from mpgelu.tables.model import OUTPUTS, TableModel
+from mpgelu.tables.preparation import split
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from houses import houses
 from mpgelu.tables import survey as module
 from mpgelu.tables.cells import CellError
 from mpgelu.tables.encoder import Missing, TableEncoder
-from mpgelu.tables.survey import Moments, Reservoir, Survey
+from mpgelu.tables.survey import Reservoir, RunningStatistics, Survey
 
 
 def encoder_of(frame: pd.DataFrame, size: int = 37, missing: Missing = "impute", **options: Any) -> TableEncoder:
@@ -73,14 +73,14 @@ def test_missing_cells_can_be_refused() -> None:
         encoder_of(frame, missing="error")
 
 
-def test_moments_of_parts_are_those_of_all() -> None:
+def test_statistics_of_parts_are_those_of_all() -> None:
     values = np.random.default_rng(0).normal(1e6, 1e-3, 1000)
-    moments = Moments()
+    statistics = RunningStatistics()
     for part in np.split(values, [0, 1, 7, 400]):
-        moments.add(part)
-    assert (moments.count, moments.lowest, moments.highest) == (1000, values.min(), values.max())
-    assert moments.mean == pytest.approx(values.mean(), rel=1e-14)
-    assert moments.stddev == pytest.approx(values.std(), rel=1e-6)
+        statistics.add(part)
+    assert (statistics.count, statistics.lowest, statistics.highest) == (1000, values.min(), values.max())
+    assert statistics.mean == pytest.approx(values.mean(), rel=1e-14)
+    assert statistics.stddev == pytest.approx(values.std(), rel=1e-6)
 
 
 def test_a_reservoir_is_uniform_and_does_not_depend_on_the_parts() -> None:

@@ -203,7 +203,7 @@ def test_categories_beyond_the_most_frequent_are_others() -> None:
 
 
 def test_too_many_rare_categories_to_remember(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpgelu.tables.encoder._MOST_REMEMBERED", 2)
+    monkeypatch.setattr("mpgelu.tables.columns._MOST_REMEMBERED", 2)
     encoder = TableEncoder.learn(table(c=["x", "x", "x", "rare", "odd"]))
     assert not encoder.encode(table(c=["new"])).unseen
 

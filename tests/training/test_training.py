@@ -343,6 +343,14 @@ def test_each_model_of_a_stack_keeps_its_own_best() -> None:
     torch.testing.assert_close(loss_of(stack, held_out), history.validation.amin(0), rtol=1e-5, atol=1e-6)
 
 
+def test_a_type_of_moments_stands_for_its_certain_inputs() -> None:
+    by_type, by_function, exact = (
+        fit(small(), moments=m).loss for m in (DiagonalMoments, DiagonalMoments.certain, FactoredMoments)
+    )
+    assert torch.equal(by_type, by_function)
+    assert not torch.equal(by_type, exact)
+
+
 def test_patience_stops_the_run() -> None:
     history = fit(small(), data(16), validation=data(100), epochs=500, patience=3, optimizer=sgd(0.3))
     epochs = len(history.loss)

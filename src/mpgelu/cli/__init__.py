@@ -1,4 +1,4 @@
-"""The command line: ``mpgelu --help``."""
+"""The command line ``mpgelu``: its commands, and the translation of errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ app = typer.Typer(
     help="""Neural networks that say how sure they are, without sampling.
 
     Example: mpgelu fit houses.csv --target price -o houses.mpgelu, then mpgelu predict houses.mpgelu new.csv
-    -o predictions.csv; mpgelu example writes a table to try them on.
+    -o predictions.csv. To try it without a table of your own, begin with mpgelu example.
     """,
     no_args_is_help=True,
     add_completion=False,
@@ -30,16 +30,27 @@ app = typer.Typer(
     rich_markup_mode=None,  # its boxes cut long option names off
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_COMMANDS: tuple[Callable[..., None], ...] = (
-    *(tables.fit, tables.predict, tables.evaluate, tables.report, tables.info, tables.example),
-    *(deploy.distill, deploy.export, deploy.explain, deploy.verify, compare, bench),
-)
-for _command in _COMMANDS:
-    app.command(cls=Command)(_command)
-app.add_typer(reproduce.app, name="reproduce")
+_COMMANDS: dict[Callable[..., None], str] = {  # what the list of commands says: one line of a terminal each
+    tables.example: "Write a small real table to try the other commands on.",
+    tables.fit: "Train a model that predicts one column of a table.",
+    tables.predict: "Predict every row of a table, with error bars.",
+    tables.evaluate: "Score a model on rows whose target is known.",
+    tables.report: "Write a page on how good a model is, and where it is not.",
+    tables.info: "Show what a model predicts, or what is installed.",
+    deploy.explain: "Split the variance of each prediction by its sources.",
+    deploy.verify: "Check a model's moments by sampling its networks.",
+    deploy.distill: "Turn a model into a single network, many times faster.",
+    deploy.export: "Write a model as an ONNX graph that runs without torch.",
+    compare: "Measure our estimator beside other methods.",
+    bench: "Measure speed.",
+}
+for _command, _summary in _COMMANDS.items():
+    app.command(cls=Command, short_help=_summary)(_command)
+app.add_typer(reproduce.app, name="reproduce", short_help="Rerun the paper's experiments.")
 
 
 def _show_version(asked: bool) -> None:
+    """Print the version and exit, if the option ``--version`` was given."""
     if asked:
         typer.echo(f"mpgelu {__version__}")
         raise typer.Exit
@@ -58,12 +69,17 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # of all wrong c
 
 
 def main() -> None:
-    """Entry point: an expected error is one or two lines and exit code 2, never a traceback.
+    """Run the command line. Expected errors are printed in one or two lines, without a traceback.
 
-    Other exit codes are those of the conventions: 74 if standard output cannot be written to, 130 after Ctrl-C, 141 if
-    the reader of a pipe has closed it.
+    The exit codes are
+
+    * 0 for success,
+    * 1 if ``mpgelu verify`` found a disagreement,
+    * 2 for an error of the input or of the call,
+    * 74 (``EX_IOERR``) if standard output cannot be written,
+    * 130 after Ctrl-C and 141 after a closed pipe, as for a process that a signal has ended.
     """
-    if sys.stderr is None:  # closed by the caller: nothing to say anything on
+    if sys.stderr is None:  # closed by the caller
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  # until the end
     if sys.stdout is None:
         _stop(74, "error: standard output is closed; send it to a file or to /dev/null")
@@ -90,7 +106,7 @@ def main() -> None:
 
 
 def _stop(code: int, message: str = "") -> NoReturn:
-    """Say why on standard error, if that can be written to, and exit."""
+    """Print a message on standard error, if that is writable, and exit."""
     with contextlib.suppress(OSError):
         if message:
             typer.echo(message, err=True)
@@ -98,13 +114,13 @@ def _stop(code: int, message: str = "") -> NoReturn:
 
 
 def _discard_output() -> None:
-    """Send what is left of the output nowhere, or Python would try to write it again at exit."""
+    """Redirect standard output to the null device; otherwise Python would try to flush the rest of it at exit."""
     with Path(os.devnull).open("w") as nowhere, contextlib.suppress(OSError):
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _explained(error: Any) -> str:
-    """What is wrong with a call and where to read on, or the help itself if nothing was asked for."""
+    """Return the message of a usage error and a reference to the help, or the help itself without a command."""
     message: str = error.format_message()
     if error.ctx is None or message.startswith("Usage:"):
         return message

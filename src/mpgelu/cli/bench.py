@@ -1,4 +1,4 @@
-"""``mpgelu bench``: speed."""
+"""``mpgelu bench``: measurements of speed, memory and accuracy (:mod:`mpgelu.research.bench`)."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ def bench(
     quick: Annotated[bool, typer.Option(help="A smoke run on tiny sizes; the numbers mean nothing.")] = False,
     readme: Annotated[Path | None, typer.Option(help="Write the table of inference times into this file.")] = None,
     docs: Annotated[
-        Path | None, typer.Option(help="Write the table of feature errors, or of workers, into this file.")
+        Path | None, typer.Option(help="Write the tables whose marks this page has, such as those of onnx, into it.")
     ] = None,
 ) -> None:
-    """Measure speed: all methods in one process, in turns, ratios beside times.
+    """Measure speed: all methods run in turns in one process, and are reported as times and as ratios.
 
     Example: mpgelu bench --sections inference --no-compiled --json bench.json
     """
     from mpgelu.research.bench import report
+    from mpgelu.research.bench.in_docs import IN_DOCS, update_docs
     from mpgelu.research.bench.run import SECTIONS, run
 
     names = chosen("sections", sections, tuple(SECTIONS))
     check_readme(readme)
     if readme is not None and "inference" not in names:
         raise InputError("--readme: its table is that of the section inference, which is not among --sections")
-    if docs is not None and not {"feature-errors", "workers"} & set(names):
-        raise InputError("--docs: its table is that of feature-errors or workers, neither of which is among --sections")
+    if docs is not None and not set(IN_DOCS) & set(names):
+        raise InputError(f"--docs: its tables are those of {', '.join(IN_DOCS)}; none is among --sections")
     if docs is not None and not docs.is_file():
         raise InputError(f"--docs: there is no file {docs}; the table is written between marks that it holds")
     make_folder(output)
@@ -57,6 +58,6 @@ def bench(
     if readme is not None:
         report.update_readme(results, readme)
     if docs is not None:
-        report.update_docs(results, docs)
+        update_docs(results, docs)
     print_rows("targets", report.targets(results))
     typer.echo(f"numbers, tables and figures: {output}")

@@ -1,4 +1,4 @@
-"""``mpgelu compare``: our estimator beside other methods."""
+"""``mpgelu compare``: comparison of the estimator with other methods (:mod:`mpgelu.research.compare`)."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def compare(
     tables_only: Annotated[bool, typer.Option(help="Run nothing; rewrite the tables from the records.")] = False,
     readme: Annotated[Path | None, typer.Option(help="Write the main table into this file too.")] = None,
 ) -> None:
-    """Set our estimator beside other methods on the published splits of two suites of UCI data sets.
+    """Compare the estimator with other methods on the published splits of two suites of UCI data sets.
 
     Data sets are run in order of size, smallest first. Methods whose package is missing are skipped: pip install
-    'mpgelu[compare]' brings them. Finished work is recorded as it is done; the same command goes on where it stopped.
+    'mpgelu[compare]' installs them. Each result is recorded when it is finished; after an interruption the same
+    command continues.
 
     Example: mpgelu compare --datasets boston,yacht --methods mpgelu,deep-ensemble --splits 5
     """
@@ -63,7 +64,11 @@ def compare(
 
 
 def _by_size(text: str) -> list[str]:
-    """Names of data sets, those with the fewest rows first."""
+    """Return the names of data sets in the order of their number of rows.
+
+    Args:
+        text: Names separated by commas, or the name of a group: ``first``, ``second``, ``small`` or ``all``.
+    """
     from mpgelu.research.datasets import SECOND_NAMES, SETS, UCI_NAMES
 
     groups = {"first": UCI_NAMES, "second": SECOND_NAMES, "small": [n for n, s in SETS.items() if s.rows < _FEW_ROWS]}
@@ -71,6 +76,14 @@ def _by_size(text: str) -> list[str]:
 
 
 def _splits(text: str) -> Sequence[int] | Literal["report", "development"]:
+    """Return the numbers of the splits, or the name of one of the two standard choices.
+
+    Args:
+        text: ``report``, ``development``, a range such as ``0-19``, or the number of splits.
+
+    Raises:
+        InputError: The text is none of these, or there are fewer published splits.
+    """
     if text in ("report", "development"):
         return cast(Literal["report", "development"], text)
     first, dash, last = text.partition("-")
@@ -85,7 +98,11 @@ def _splits(text: str) -> Sequence[int] | Literal["report", "development"]:
 
 
 def _installed(methods: Sequence[str]) -> list[str]:
-    """The methods that can run here; says in one line each why another cannot."""
+    """Return the methods whose packages are installed, and print the reason for each that is missing.
+
+    Raises:
+        InputError: No method is installed.
+    """
     from mpgelu.research.compare.methods import METHODS
 
     reasons = {method: METHODS[method].missing for method in methods}

@@ -1,4 +1,7 @@
-"""``mpgelu distill``, ``mpgelu export``, ``mpgelu explain`` and ``mpgelu verify``: what to do with a trained model."""
+"""``mpgelu distill``, ``mpgelu export``, ``mpgelu explain`` and ``mpgelu verify``: uses of a trained model.
+
+The docstring of a command is its help text.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ if TYPE_CHECKING:
 
     from mpgelu.estimators.regressor import MPGELURegressor
 
-Model = Annotated[Path, typer.Argument(help="A saved model.")]
-Table = Annotated[Path, typer.Argument(help="A CSV or Parquet file with the model's columns.")]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="File written by mpgelu fit.")]
+Table = Annotated[Path, typer.Argument(metavar="TABLE", help="CSV or Parquet file with the model's columns.")]
 InputStd = Annotated[
     str | None, typer.Option(help="Standard deviations of measurement errors: column=value pairs separated by commas.")
 ]
 _PICTURES = (".png", ".pdf", ".svg", ".jpg")
 _MEANINGS = {
-    "noise": "the target's own, which no model could predict",
+    "noise": "of the target itself, as far as the model can tell",
     "disagreement": "the networks of the model predict differently",
     "distance": "features outside the range of the training data",
     "dropout": "units that are left out at random",
@@ -40,14 +43,14 @@ def distill(
         Path | None, typer.Argument(metavar="TABLE", help="Rows to learn from: the training table, or rows like it.")
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="File of the small model.")] = Path("small.mpgelu"),
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of training. Default: 2500.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of training. Default: by the number of rows.")] = None,
     seed: Seed = 0,
     delimiter: Delimiter = ",",
 ) -> None:
-    """Turn a model into one with a single network that predicts the same distribution, many times faster.
+    """Distill a model into a single network that predicts approximately the same distribution, many times faster.
 
-    A model file does not hold the rows that the model was trained on, so give them, or others like them; the target
-    column is not looked at. mpgelu fit --compact does both in one go.
+    A model file does not contain the rows that the model was trained on, so give them, or others of the same kind; the
+    target column is not used. mpgelu fit --compact trains and distills with one command.
 
     Example: mpgelu distill houses.mpgelu houses.csv -o small.mpgelu
     """
@@ -107,7 +110,7 @@ def explain(
     input_std: InputStd = None,
     delimiter: Delimiter = ",",
 ) -> None:
-    """Say where the variance of each prediction comes from: noise, features, layers, disagreement.
+    """Decompose the variance of each prediction by its sources: noise, features, layers, disagreement of networks.
 
     Rows are counted from 1 below the header.
 
@@ -149,13 +152,13 @@ def verify(
     draws: Annotated[
         int | None, typer.Option(min=100, help="Samples for each row. Default: 20000, or as needed.")
     ] = None,
-    networks: Annotated[int, typer.Option(min=1, help="How many networks to look at, the heaviest.")] = 3,
+    networks: Annotated[int, typer.Option(min=1, help="How many networks to look at, by weight.")] = 3,
     input_std: InputStd = None,
     delimiter: Delimiter = ",",
 ) -> None:
-    """Compare a model's moments with sampling its networks, layer by layer; exit code 1 if they disagree.
+    """Compare the moments of a model with samples of its networks, layer by layer; exit code 1 if they disagree.
 
-    With --input-std, predictions with such errors are compared with predictions averaged over random inputs too.
+    With --input-std, predictions for features with such errors are also compared with averages over random inputs.
 
     Example: mpgelu verify model.mpgelu data.csv --input-std age=0.5
     """
@@ -173,7 +176,19 @@ def verify(
 
 
 def _read(model: Path, data: Path, delimiter: str) -> tuple[MPGELURegressor, pd.DataFrame]:
-    """A saved model and its features from a table, encoded as in training if the model is one of a table."""
+    """Return a saved model, and its features read from a table.
+
+    Args:
+        model: File of an estimator or a table model; of the latter, the estimator is returned.
+        data: File of the table.
+        delimiter: Delimiter of a CSV file.
+
+    Returns:
+        The estimator, and a data frame with its features, encoded as in training.
+
+    Raises:
+        DataError: The table lacks a column of the model.
+    """
     import pandas as pd
 
     from mpgelu.tables.cells import Cells
@@ -197,6 +212,15 @@ def _read(model: Path, data: Path, delimiter: str) -> tuple[MPGELURegressor, pd.
 
 
 def _errors(text: str, names: list[str]) -> list[float]:
+    """Return the standard deviation of the error of each feature, zero for those that are not named.
+
+    Args:
+        text: Pairs ``feature=value`` separated by commas.
+        names: Names of all features.
+
+    Raises:
+        InputError: A pair is malformed, or names an unknown feature.
+    """
     from mpgelu.errors import closest
 
     errors = dict.fromkeys(names, 0.0)

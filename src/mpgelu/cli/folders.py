@@ -1,9 +1,12 @@
-"""``mpgelu predict MODEL folder/ -o folder/``: a table of predictions for each table, on all cores, resumable."""
+"""``mpgelu predict MODEL folder/ -o folder/``: predictions for every table of a folder, on all cores, resumable.
+
+Each table is predicted by one process into a file of its own, which is written atomically. A record in the output
+folder names each finished file with a hash of what it was made from; a file whose hash has changed is made again.
+"""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,19 +18,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from mpgelu.cli.scoring import about, check_level, load_model, predicted
-from mpgelu.cli.shared import Notes, make_folder, open_table, warn
+from mpgelu.cli.shared import Notes, make_folder, open_table, rows_progress, warn
 from mpgelu.errors import DataError, InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import, which --help need not wait for
     from mpgelu.tables.model import TableModel
 
-_ENDINGS = {".parquet": ".parquet", ".csv": ".csv", ".csv.gz": ".csv", ".txt": ".txt"}  # of tables and of predictions
-_DONE = ".mpgelu-predict.jsonl"  # in the folder of predictions: which are done, and of what
+_ENDINGS = {".parquet": ".parquet", ".csv": ".csv", ".csv.gz": ".csv", ".txt": ".txt"}  # of a table: of its predictions
+_DONE = ".mpgelu-predict.jsonl"  # the record of finished files, in the folder of predictions
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of ``mpgelu predict``."""
+    """The options of ``mpgelu predict`` that determine the content of the predictions.
+
+    Attributes:
+        level: Probability of the intervals.
+        keep: Names of input columns that are copied to the output.
+        prefix: Prefix of the names of the new columns.
+        fast: Whether correlations inside the networks are dropped.
+        delimiter: Delimiter of CSV files.
+    """
 
     level: float
     keep: tuple[str, ...]
@@ -37,7 +48,13 @@ class Asked:
 
 
 class Part(NamedTuple):
-    """A table and its predictions; ``of`` tells tables, models and options apart."""
+    """One unit of work: a table and its predictions.
+
+    Attributes:
+        table: File of the table.
+        output: File of the predictions.
+        of: Hash of the model file, the options, and the name, size and modification time of the table.
+    """
 
     table: Path
     output: Path
@@ -45,28 +62,40 @@ class Part(NamedTuple):
 
 
 class _Done(NamedTuple):
+    """A finished unit of work.
+
+    Attributes:
+        part: The table and its predictions.
+        rows: Number of its rows.
+        notes: Unusual cells of the table.
+    """
+
     part: Part
     rows: int
     notes: Notes
 
 
 def is_folder(output: str) -> bool:
-    """Whether a name on the command line means a folder: one that is there, or a name without an ending."""
+    """Return whether a name on the command line denotes a folder: an existing one, or a name without an extension."""
     return Path(output).is_dir() or output.endswith(("/", "\\")) or (output != "-" and not Path(output).suffix)
 
 
 def predict_folder(model: Path, tables: Path, output: Path, asked: Asked, jobs: int) -> None:
-    """Predict every table of a folder into a file of the same name and format in another.
+    """Predict every table of a folder into a file of the same name and format in another folder.
+
+    Tables whose predictions exist and are up to date are skipped, so that a run that was killed can be repeated.
 
     Args:
         model: File of the model.
-        tables: Folder of CSV and Parquet files; what begins with ``.`` or ``_`` is not a table.
-        output: Folder of the predictions, made if need be.
-        asked: Options.
-        jobs: Processes; -1 for all cores.
+        tables: Folder with CSV and Parquet files; names that begin with ``.`` or ``_`` are ignored.
+        output: Folder of the predictions; it is created if it does not exist.
+        asked: Options of the predictions.
+        jobs: Number of processes; -1 for all cores.
 
     Raises:
-        DataError: A table cannot be predicted; it is named. Predictions that are done stay.
+        DataError: The folder has no tables, or one of them cannot be predicted, which the message names. Finished
+            predictions are kept.
+        InputError: The level is out of range, or a process was killed.
     """
     import joblib
 
@@ -96,7 +125,13 @@ _AS_THEY_COME: dict[str, Any] = {"return_as": "generator_unordered", "batch_size
 
 
 def _parts(model: Path, tables: Path, output: Path, asked: Asked) -> list[Part]:
-    """The tables of a folder, in the order of their names, and where their predictions go."""
+    """Return the tables of a folder, sorted by name, with the files of their predictions.
+
+    Warns about files that are not tables.
+
+    Raises:
+        DataError: There is no table, or the predictions of two tables would have the same name.
+    """
     of_all = sha256(model.read_bytes() + repr(asked).encode()).hexdigest()
     found: dict[Path, Part] = {}
     ignored: Counter[str] = Counter()
@@ -122,21 +157,33 @@ def _parts(model: Path, tables: Path, output: Path, asked: Asked) -> list[Part]:
 
 
 def _left(parts: list[Part], record: Path) -> tuple[list[Part], int]:
-    """Parts that are not done, and how many of them have old predictions of something else."""
+    """Return the parts that are not up to date, and how many of them have predictions with a different hash.
+
+    Args:
+        parts: All parts.
+        record: The record of finished files, one JSON object per line; need not exist.
+    """
     done: dict[str, str] = {}
     if record.exists():
         for line in record.read_text(encoding="utf-8").splitlines():
             try:
                 entry = json.loads(line)
                 done[entry["file"]] = entry["of"]
-            except (ValueError, KeyError, TypeError):  # a line that a kill has cut short: that part is made again
+            except (ValueError, KeyError, TypeError):  # a line truncated by a kill: the part is predicted again
                 continue
     left = [part for part in parts if not (part.output.exists() and done.get(part.output.name) == part.of)]
     return left, sum(part.output.exists() and part.output.name in done for part in left)
 
 
 def _predict(here: Path, model: Path, part: Part, asked: Asked) -> _Done:
-    """Predict one table, in a process that may have another working folder; errors name the table as it was given."""
+    """Predict one table in a worker process; error messages contain the path of the table as the user gave it.
+
+    Args:
+        here: Working directory of the main process, to which paths are relative.
+        model: File of the model.
+        part: The table and its predictions.
+        asked: Options of the predictions.
+    """
     from mpgelu.native.threads import one_thread_each
     from mpgelu.storage.files import check_writable
     from mpgelu.tables import Sink
@@ -154,12 +201,12 @@ def _predict(here: Path, model: Path, part: Part, asked: Asked) -> _Done:
 
 @cache
 def _model(path: str, fast: bool) -> TableModel:
-    """The model, read once in each process."""
+    """Return the model, which is read once in each process."""
     return load_model(Path(path), fast)
 
 
 def _guarded(results: Iterable[_Done]) -> Iterable[_Done]:
-    """The results; a process that was killed is an error in words."""
+    """Yield the results, and replace joblib's error about a killed process by an :class:`InputError`."""
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     try:
@@ -172,23 +219,14 @@ def _guarded(results: Iterable[_Done]) -> Iterable[_Done]:
 
 
 def _shown(results: Iterable[_Done], count: int) -> Iterable[_Done]:
-    """The results, with a bar on a terminal."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    """Yield the results, with a progress bar if standard error is a terminal.
 
-    columns = (
-        *(TextColumn("{task.fields[rows]:,} rows"), BarColumn(), MofNCompleteColumn()),
-        *(TimeElapsedColumn(), TimeRemainingColumn()),
-    )
-    hidden, rows = not sys.stderr.isatty(), 0
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as progress:
+    Args:
+        results: The finished parts.
+        count: Their number.
+    """
+    rows = 0
+    with rows_progress(counts_parts=True) as progress:
         task = progress.add_task("", total=count, rows=0)
         for done in results:
             yield done

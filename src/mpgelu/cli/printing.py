@@ -1,4 +1,4 @@
-"""What the commands of tables print: columns, training, scores."""
+"""Printed output of the commands for tables: columns, training, scores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, which --help need not wait f
 
 
 def print_columns(encoder: TableEncoder) -> None:
-    """What became of each column."""
+    """Print how each column is encoded, or why it is not used."""
     rows = {column.name: column.told for column in encoder.columns}
     rows |= {name: f"not used: {reason}" for name, reason in encoder.dropped.items()}
     width = max(map(len, rows))
@@ -23,7 +23,11 @@ def print_columns(encoder: TableEncoder) -> None:
 
 
 def print_training(model: TableModel) -> None:
-    """On how many rows a model was trained, and how well."""
+    r"""Print the number of training rows and the cross-validated log-likelihood of a model.
+
+    It is compared with that of a Gaussian with mean and standard deviation s of the training targets,
+    :math:`-\log s - \tfrac12 \log(2 \pi e)` per row.
+    """
     average = -math.log(float(model.regressor.ensemble_.target_scale)) - 0.5 * math.log(2 * math.pi * math.e)
     typer.echo(
         f"trained on {model.rows:,} rows; cross-validated log-likelihood {model.regressor.score_:.3f} "
@@ -34,7 +38,16 @@ def print_training(model: TableModel) -> None:
 
 
 def print_scores(model: TableModel, evaluation: Evaluation, level: float) -> dict[str, dict[str, float]]:
-    """The scores of a model beside predicting the average; returns both."""
+    """Print the scores of a model and of predicting the average of the training targets.
+
+    Args:
+        model: The model.
+        evaluation: Its predictions and the targets.
+        level: Probability of the intervals.
+
+    Returns:
+        Scores by name, for ``"model"`` and for ``"average"``.
+    """
     from mpgelu.tables.evaluation import headlines
 
     scores = {

@@ -1,4 +1,4 @@
-"""``mpgelu reproduce``: the paper's experiments."""
+"""``mpgelu reproduce``: the experiments of the paper (:mod:`mpgelu.research.paper`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from mpgelu.cli.shared import Command, Data, Seed, make_folder, numbers, print_table, uci_names
 
 app = typer.Typer(
-    help="""Rerun the paper's experiments and set our numbers beside the paper's.
+    help="""Repeat the experiments of the paper, and compare the results with the published ones.
 
     Example: mpgelu reproduce toy -o demo
     """,
@@ -26,20 +26,25 @@ def reproduce_toy(
     ),
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of training; the paper's 1000.")] = 1000,
     seed: Seed = 0,
+    docs: Annotated[
+        Path | None, typer.Option(help="Write a table of the numbers between the marks of this page.")
+    ] = None,
 ) -> None:
-    """Train both networks on the paper's toy problem and draw its figure.
+    """Train both networks on the toy problem of the paper, and draw its figure.
 
     Example: mpgelu reproduce toy -o results/toy
     """
     import torch
 
-    from mpgelu.research.paper.toy import TITLES, draw, run_toy, write_summary
+    from mpgelu.research.paper.toy import TITLES, draw, run_toy, update_docs, write_summary
 
     make_folder(output)
     torch.set_num_threads(1)  # networks this small lose time to a second thread
     results = [run_toy(nonlinearity, epochs=epochs, seed=seed) for nonlinearity in TITLES]
     draw(results, output / "toy.png")
     write_summary(results, output / "toy.json")
+    if docs is not None:
+        update_docs({result.nonlinearity: result.summary() for result in results}, docs)
     table = Table("network", "inside [-0.5, 0.5]", "outside", "epistemic inside", "outside", "share inside", "outside")
     table.title = "Mean predictive standard deviation, and the epistemic share of the variance"
     for result in results:
@@ -85,9 +90,9 @@ def reproduce_uci(
     data: Data = None,
     tables_only: Annotated[bool, typer.Option(help="Train nothing; rewrite the tables from the records.")] = False,
 ) -> None:
-    """Rerun the paper's tables: grid search, training, testing on the published splits.
+    """Repeat the tables of the paper: grid search, training, and test on the published splits.
 
-    Finished work is recorded as it is done; the same command goes on where it stopped.
+    Each result is recorded when it is finished; after an interruption the same command continues.
 
     Example: mpgelu reproduce uci --datasets boston,yacht --tables 2,4 --jobs 2
     """

@@ -1,4 +1,4 @@
-"""What all commands that predict have in common."""
+"""Functions shared by the commands that predict: ``predict``, ``evaluate`` and ``report``."""
 
 from __future__ import annotations
 
@@ -18,19 +18,25 @@ if TYPE_CHECKING:  # torch takes seconds to import, which --help need not wait f
 
 
 def load_model(path: Path, fast: bool = False) -> TableModel:
-    """A model of a table; a fast one leaves out correlations inside the networks."""
+    """Return a saved table model.
+
+    Args:
+        path: File of the model.
+        fast: Whether an ensemble propagates :class:`DiagonalMoments`, which drop the correlations between the units of
+            its networks: an approximation that is several times faster. A single network always uses its own moments.
+    """
     from mpgelu.moments import DiagonalMoments
     from mpgelu.tables.model import TableModel
 
     model = TableModel.load(path)
-    if fast and len(model.regressor.ensemble_) > 1:  # one network has no correlations worth leaving out
+    if fast and len(model.regressor.ensemble_) > 1:
         model.regressor.ensemble_.moment_type = DiagonalMoments
     return model
 
 
 @contextmanager
 def about(source: Source) -> Iterator[None]:
-    """Put the file's name, and line, before errors that do not name them."""
+    """Return a context that adds the name of the table, and the line if it is known, to errors that lack them."""
     try:
         with source.located():
             yield
@@ -40,7 +46,15 @@ def about(source: Source) -> Iterator[None]:
 
 
 def check_level(model: TableModel, level: float) -> None:
-    """Refuse a level before any work is done."""
+    """Raise an error for an invalid level before any work is done.
+
+    Args:
+        model: Model that predicts the intervals; a calibrated model does not support levels close to one.
+        level: Probability of the intervals.
+
+    Raises:
+        InputError: The level is not strictly between 0 and 1, or too large for the number of calibration rows.
+    """
     if not 0 < level < 1:
         raise InputError(f"--level: must lie strictly between 0 and 1, got {level:g}; 90 % is 0.9")
     model.regressor.check_level(level)
@@ -49,7 +63,16 @@ def check_level(model: TableModel, level: float) -> None:
 def predicted(
     model: TableModel, part: pd.DataFrame, level: float, keep: Sequence[str], prefix: str, notes: Notes
 ) -> pd.DataFrame:
-    """Predictions of some rows beside the input columns that are kept; ``notes`` takes what was unusual about them."""
+    """Return predictions of some rows, after the input columns that are kept.
+
+    Args:
+        model: The model.
+        part: The rows.
+        level: Probability of the intervals.
+        keep: Names of input columns to copy; ``all`` for every column.
+        prefix: Prefix of the names of the new columns.
+        notes: Receives the unusual cells of the rows.
+    """
     kept = _kept(part, keep, prefix)
     encoded = model.encoder.encode(part)
     notes.add(encoded)
@@ -57,7 +80,12 @@ def predicted(
 
 
 def _kept(part: pd.DataFrame, keep: Sequence[str], prefix: str) -> pd.DataFrame:
-    """The input columns that are copied to the output."""
+    """Return the input columns that are copied to the output.
+
+    Raises:
+        DataError: The table has no such column.
+        InputError: A new column would have the name of a copied one.
+    """
     from mpgelu.tables.model import OUTPUTS
     from mpgelu.tables.source import check_column
 

@@ -1,4 +1,4 @@
-"""What the commands have in common: reading options, making folders, printing tables."""
+"""Functions shared by the commands: options, warnings, folders, printed tables."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from typer.core import TyperCommand
 from mpgelu.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from mpgelu.tables import Encoded, Source
 
 Data = Annotated[
@@ -39,12 +41,19 @@ Delimiter = Annotated[str, typer.Option(help="Between the cells of a CSV file; '
 
 
 class Command(TyperCommand):
-    """A command that refuses what click lets pass: an option given twice, of which it keeps the last, and NaN."""
+    """A command with two checks that click lacks: for options that are given twice, and for values that are not finite.
+
+    Click would silently use the last value of a repeated option, and accept ``nan`` as a number.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments, and refuse options that are given twice or are not finite."""
+        """Parse the arguments.
+
+        Raises:
+            typer.BadParameter: An option is repeated, or not a finite number.
+        """
         _, _, given = self.make_parser(ctx).parse_args(args=list(args))
-        option: Any  # of click, or of the copy of it that typer holds
+        option: Any  # a class of click, or of the copy of click inside typer
         for option, times in Counter(given).items():
             if times > 1 and not getattr(option, "multiple", True) and not getattr(option, "is_flag", True):
                 raise typer.BadParameter(f"it is given {times} times; give it once", ctx=ctx, param=option)
@@ -56,7 +65,7 @@ class Command(TyperCommand):
         return rest
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; a reader that closed the pipe is an error of its own, which click would hide."""
+        """Run the command. A closed pipe raises :class:`ClosedPipeError`, because click would hide the original."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
@@ -64,11 +73,11 @@ class Command(TyperCommand):
 
 
 class ClosedPipeError(Exception):
-    """Whoever read the standard output wants no more of it, as ``head`` does."""
+    """The reader of standard output has closed the pipe, as ``head`` does."""
 
 
 def as_options(message: str) -> str:
-    """A message of the library with its arguments, in backquotes there, as options of the command line.
+    """Return a message of the library with the names of arguments, in backquotes, replaced by command-line options.
 
     >>> as_options("leave it out with `drop`, or set `hold_out`")
     'leave it out with --drop, or set --hold-out'
@@ -80,7 +89,15 @@ _ARGUMENTS = re.compile("`(calibrate|categorical|delimiter|drop|hold_out|missing
 
 
 def open_table(path: str, delimiter: str) -> Source:
-    """A table to read, of which a folder holds Parquet files; ``-`` is standard input."""
+    """Return a table to be read.
+
+    Args:
+        path: A CSV or Parquet file, a folder of Parquet files, or ``-`` for standard input.
+        delimiter: Delimiter of a CSV file; ``tab`` means a tab.
+
+    Raises:
+        InputError: The delimiter is not a single ASCII character.
+    """
     from mpgelu.tables import Source
     from mpgelu.tables.dataset import Dataset
 
@@ -92,19 +109,25 @@ def open_table(path: str, delimiter: str) -> Source:
 
 @contextmanager
 def one_line_warnings() -> Iterator[None]:
-    """Warnings of the library as a person wants to read them."""
+    """Return a context in which warnings are printed as one line, without file name and source code."""
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: warn(str(message))
         yield
 
 
 def warn(message: str) -> None:
-    """Tell on standard error."""
+    """Print a warning on standard error."""
     typer.echo(f"warning: {as_options(message)}", err=True)
 
 
 class Notes:
-    """What was unusual about the cells of all parts of a table, told once."""
+    """Counts of unusual cells over all parts of a table, printed once at the end.
+
+    Attributes:
+        unseen: Number of cells in each column with a category that did not occur in training.
+        filled: Number of missing cells in each column that had almost none in training.
+        far: Number of cells in each column far outside the range of the training data.
+    """
 
     def __init__(self) -> None:
         self.unseen: Counter[str] = Counter()
@@ -112,13 +135,17 @@ class Notes:
         self.far: Counter[str] = Counter()
 
     def add(self, other: Encoded | Notes) -> None:
-        """Take note of a part, or take over the notes of other parts."""
+        """Add the counts of a part of the table, or of other notes."""
         self.unseen += other.unseen
         self.filled += other.filled
         self.far += other.far
 
     def tell(self, name: str) -> None:
-        """Say it of the table of this name, a line for each kind."""
+        """Print one warning for each kind of unusual cells.
+
+        Args:
+            name: Name of the table.
+        """
         for counts, what in (
             (self.unseen, "hold a category that training did not have, and count as none of the known"),
             (self.filled, "are missing in columns that were almost complete in training, and were filled"),
@@ -132,7 +159,17 @@ class Notes:
 def chosen(
     option: str, text: str, known: Sequence[str], groups: Mapping[str, Sequence[str]] | None = None
 ) -> list[str]:
-    """Names separated by commas, or the name of a group of them; ``all`` is one."""
+    """Return the names that an option selects.
+
+    Args:
+        option: Name of the option, for error messages.
+        text: Names separated by commas, or the name of a group; ``all`` is a group.
+        known: All valid names.
+        groups: Further groups of names.
+
+    Raises:
+        InputError: A name is unknown.
+    """
     groups = {"all": known, **(groups or {})}
     names = groups.get(text) or list(dict.fromkeys(name.strip() for name in text.split(",")))
     if unknown := [name for name in names if name not in known]:
@@ -142,7 +179,7 @@ def chosen(
 
 
 def uci_names(text: str) -> list[str]:
-    """Names of UCI data sets."""
+    """Return the names of UCI data sets, from names separated by commas, ``small`` or ``all``."""
     from mpgelu.research.datasets import UCI_NAMES
     from mpgelu.research.paper.uci import LARGE
 
@@ -150,7 +187,17 @@ def uci_names(text: str) -> list[str]:
 
 
 def numbers(option: str, text: str, lowest: int, highest: int) -> list[int]:
-    """Whole numbers separated by commas."""
+    """Return integers from a text in which commas separate them.
+
+    Args:
+        option: Name of the option, for error messages.
+        text: The text.
+        lowest: Smallest valid number.
+        highest: Largest valid number.
+
+    Raises:
+        InputError: A part of the text is not an integer, or out of range.
+    """
     try:
         found = list(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
@@ -161,7 +208,11 @@ def numbers(option: str, text: str, lowest: int, highest: int) -> list[int]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder now, rather than fail after the first hour of training."""
+    """Create the output folder; called before long computations, so that errors are reported at once.
+
+    Raises:
+        InputError: The folder cannot be created, or is not writable.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -171,13 +222,41 @@ def make_folder(folder: Path) -> None:
 
 
 def check_readme(readme: Path | None) -> None:
-    """Find out now, rather than after hours of measuring, that there is no file to write a table into."""
+    """Raise an :class:`InputError` if the file that is to receive a table does not exist."""
     if readme is not None and not readme.is_file():
         raise InputError(f"--readme: there is no file {readme}; the table is written between marks that it holds")
 
 
+def rows_progress(*, counts_parts: bool = False, hidden: bool = False) -> Progress:
+    """Return a progress bar on standard error that shows the number of rows, the field ``rows`` of its task.
+
+    Args:
+        counts_parts: Whether it shows the number of finished parts, too.
+        hidden: Whether to show nothing; nothing is shown either if standard error is not a terminal.
+    """
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    parts = [MofNCompleteColumn()] if counts_parts else []
+    columns = (
+        TextColumn("{task.fields[rows]:,} rows"),
+        BarColumn(),
+        *parts,
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    disable = hidden or not sys.stderr.isatty()
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=disable)
+
+
 def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
-    """Rows of a table, under a title."""
+    """Print a table with a title; the keys of the first row are the header."""
     if rows:
         table = Table(*rows[0], title=title)
         for row in rows:
@@ -186,7 +265,7 @@ def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
 
 
 def print_table(table: Table) -> None:
-    """A table as wide as the terminal, or 100 columns in a file."""
+    """Print a table in the width of the terminal, or in 100 columns if standard output is not a terminal."""
     Console(width=None if sys.stdout.isatty() else 100).print(table)
 
 

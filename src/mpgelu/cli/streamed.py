@@ -1,4 +1,4 @@
-"""``mpgelu fit`` on Parquet files that are not read into memory."""
+"""``mpgelu fit`` on Parquet files that are read in blocks instead of as a whole."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ if TYPE_CHECKING:  # torch takes seconds to import, which --help need not wait f
 
 
 def to_stream(source: Source, stream: bool | None) -> Dataset | None:
-    """The files of a table that is streamed; ``None`` for one that is read into memory.
+    """Return the files of a table that is to be streamed, or ``None`` for a table that is read into memory.
 
     Args:
-        source: What was named on the command line.
-        stream: Whether to stream; ``None`` decides by the size.
+        source: The table.
+        stream: Whether to stream; ``None`` streams tables that are large
+            (:func:`mpgelu.tables.streaming.is_streamed`).
+
+    Raises:
+        InputError: ``stream`` is true for a table that is not in Parquet files.
     """
     from mpgelu.tables.dataset import Dataset, is_parquet
     from mpgelu.tables.streaming import is_streamed
@@ -49,18 +53,18 @@ def fit_streamed(
     settings: dict[str, Any],
     **options: Any,
 ) -> None:
-    """Train a model on files as they are read, write it and print how good it is.
+    """Train a model on a stream of rows, save it, and print its scores.
 
     Args:
-        table: The files.
-        target: Column to predict.
+        table: The Parquet files.
+        target: Name of the column to predict.
         output: File of the model.
-        compact: Distill the ensemble into one network.
-        seed: Of everything random.
-        settings: Of the estimator.
-        options: Of :func:`~mpgelu.tables.streaming.surveyed`.
+        compact: Whether to distill the ensemble into one network.
+        seed: Seed of the choice of rows; the seed of the estimator is among the settings.
+        settings: Arguments of the estimator.
+        options: Further arguments of :func:`~mpgelu.tables.streaming.surveyed`.
     """
-    from mpgelu.tables.encoder import Encoded
+    from mpgelu.tables.columns import Encoded
     from mpgelu.tables.model import TableModel
     from mpgelu.tables.streaming import surveyed
 

@@ -1,4 +1,8 @@
-"""``mpgelu fit``, ``predict``, ``evaluate``, ``report``, ``info`` and ``example``: from a table to a prediction."""
+"""``mpgelu fit``, ``predict``, ``evaluate``, ``report``, ``info`` and ``example``: models of tables.
+
+The docstring of a command is its help text. Modules that import torch are imported inside the commands, so that
+``mpgelu --help`` answers at once.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,17 @@ import typer
 from mpgelu.cli.folders import Asked, is_folder, predict_folder
 from mpgelu.cli.printing import print_columns, print_scores, print_training
 from mpgelu.cli.scoring import about, check_level, load_model, predicted
-from mpgelu.cli.shared import Compact, Delimiter, Notes, Seed, one_line_warnings, open_table, print_installation, warn
+from mpgelu.cli.shared import (
+    Compact,
+    Delimiter,
+    Notes,
+    Seed,
+    one_line_warnings,
+    open_table,
+    print_installation,
+    rows_progress,
+    warn,
+)
 from mpgelu.cli.streamed import fit_streamed, to_stream
 from mpgelu.errors import DataError, InputError
 
@@ -28,7 +42,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, which --help need not wait f
 
 
 class Missing(StrEnum):
-    """What to do about missing cells."""
+    """Treatment of missing cells: fill them and add a column that marks them, or refuse the table."""
 
     impute = "impute"
     error = "error"
@@ -36,7 +50,7 @@ class Missing(StrEnum):
 
 Table = Annotated[str, typer.Argument(metavar="TABLE", help="CSV or Parquet file, or a folder of Parquet; - is stdin.")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="File written by mpgelu fit.")]
-MaybeModel = Annotated[Path | None, typer.Argument(metavar="[MODEL]", help="File written by mpgelu fit.")]
+MaybeModel = Annotated[Path | None, typer.Argument(metavar="MODEL", help="File written by mpgelu fit.")]
 Level = Annotated[float, typer.Option(help="Probability of the intervals.")]
 
 
@@ -55,38 +69,42 @@ def fit(
     calibrate: Annotated[
         float, typer.Option(help="Share of the rows to calibrate the intervals on, for guaranteed coverage; e.g. 0.2.")
     ] = 0.0,
-    fast: Annotated[bool, typer.Option("--fast", help="A fifth of the training.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Train a fifth as long: good for a first look.")] = False,
     compact: Compact = False,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of training. Default: by the number of rows.")] = None,
     folds: Annotated[
-        int | None, typer.Option(min=2, help="Parts of the rows, of which each network leaves out one. Default: 5.")
+        int | None, typer.Option(min=2, help="Parts of the rows; each network leaves out one of them. Default: 5.")
     ] = None,
     hidden: Annotated[
         str | None, typer.Option(help="Units of each hidden layer. Default: 128,128, more above 100,000 rows.")
     ] = None,
     time_limit: Annotated[
-        float | None, typer.Option(help="Seconds that training may take; it then takes fewer steps if need be.")
+        float | None, typer.Option(help="Seconds that training may take; it takes fewer steps if need be.")
     ] = None,
     seed: Seed = 0,
+    device: Annotated[str, typer.Option(help="Where the networks are trained, as cuda.")] = "cpu",
     checkpoint: Annotated[
         Path | None, typer.Option(help="Folder that keeps the state; the same command goes on from there.")
     ] = None,
     stream: Annotated[
         bool | None,
-        typer.Option("--stream/--no-stream", help="Train on Parquet files without reading them whole. Default: large."),
+        typer.Option(
+            "--stream/--no-stream", help="Train on Parquet files without reading them whole. Default: if big."
+        ),
     ] = None,
     delimiter: Delimiter = ",",
 ) -> None:
-    """Train a model that predicts one column of a table, and how sure it is, from the others.
+    """Train a model that predicts one column of a table from the others, with its uncertainty.
 
     Text columns become categories, missing cells are filled and marked, constant and duplicate columns are left out;
-    what was done with each column is printed.
+    the treatment of each column is printed.
 
     Example: mpgelu fit houses.csv --target price -o houses.mpgelu
     """
     from mpgelu.estimators.regressor import FAST
     from mpgelu.storage.files import check_writable
-    from mpgelu.tables.model import TableModel, prepare, read_target, split
+    from mpgelu.tables.model import TableModel
+    from mpgelu.tables.preparation import prepare, read_target, split
 
     layers = None if hidden is None else _layers(hidden)
     check_writable(output, table)
@@ -95,7 +113,7 @@ def fit(
     source = open_table(table, delimiter)
     effort = (FAST if fast else {}) | ({} if steps is None else {"steps": steps})
     settings: dict[str, Any] = {"hidden": layers, "folds": folds, "time_limit": time_limit, "checkpoint": checkpoint}
-    settings |= {"random_state": seed, "verbose": True} | effort
+    settings |= {"random_state": seed, "device": device, "verbose": True} | effort
     asked: dict[str, Any] = {"missing": missing.value, "categorical": categorical or [], "drop": drop or []}
     with about(source), one_line_warnings():
         if (files := to_stream(source, stream)) is not None:
@@ -105,7 +123,7 @@ def fit(
             return
         frame = source.read()
         known, y = read_target(frame, target)
-        encoder = prepare(known, y, target, **asked)  # all rows, so that whatever is wrong is found before the training
+        encoder = prepare(known, y, target, **asked)  # all rows, so that errors are reported before training starts
         held, kept = split("hold_out", len(known), hold_out, seed)
         split("calibrate", len(kept), calibrate, seed)
         if len(held):
@@ -133,8 +151,9 @@ def fit(
 
 
 def _print_next(output: Path) -> None:
+    """Print the file of a trained model, and the command that uses it."""
     typer.echo(f"\nmodel: {output} ({output.stat().st_size / 1e6:.2f} MB)")
-    typer.echo(f"next:  mpgelu predict {output} new.csv -o predictions.csv")
+    typer.echo(f"next:  mpgelu predict {output} TABLE -o predictions.csv")
 
 
 def predict(
@@ -150,19 +169,19 @@ def predict(
     ] = None,
     prefix: Annotated[str, typer.Option(help="Put before the names of the new columns.")] = "",
     fast: Annotated[
-        bool, typer.Option("--fast", help="Several times faster: leave out correlations inside the networks.")
+        bool, typer.Option("--fast", help="Leave out correlations inside the networks: faster, and less exact.")
     ] = False,
     jobs: Annotated[int, typer.Option(min=-1, help="Processes for a folder of tables; -1 takes all cores.")] = -1,
     delimiter: Delimiter = ",",
 ) -> None:
     """Predict every row of a table, of any length, in bounded memory.
 
-    A folder of tables as TABLE and a folder as --output: a table of predictions for each, on all cores. After a kill
-    the same command goes on; tables that are done, and have not changed since, are left alone.
+    If both TABLE and --output are folders, each table is predicted into a file of the same name, on all cores. After
+    an interruption the same command continues; tables that are finished and have not changed are skipped.
 
-    New columns: mean; stddev, its standard deviation; epistemic_std and aleatoric_std, the standard deviations of its
-    two parts (not knowing the function, and noise; their squares add up to the square of stddev); lower and upper, the
-    ends of the interval. Columns the model does not use are ignored.
+    New columns: mean; stddev, the standard deviation; epistemic_std and aleatoric_std, the standard deviations due to
+    limited knowledge of the function and due to noise (their squares add up to the square of stddev); lower and upper,
+    the ends of the interval. Columns the model does not use are ignored.
 
     Example: mpgelu predict houses.mpgelu new.csv -o predictions.csv --level 0.9 --keep id
     """
@@ -195,7 +214,7 @@ def evaluate(
     fast: Annotated[bool, typer.Option("--fast", help="As in predict.")] = False,
     delimiter: Delimiter = ",",
 ) -> None:
-    """Score a model on rows whose target is known, beside predicting the average for all of them.
+    """Score a model on rows whose target is known, and compare it with predicting the average of the training data.
 
     Example: mpgelu evaluate houses.mpgelu test.csv
     """
@@ -224,7 +243,7 @@ def report(
     fast: Annotated[bool, typer.Option("--fast", help="As in predict.")] = False,
     delimiter: Delimiter = ",",
 ) -> None:
-    """Write a page about a model on rows whose target is known: how good it is, and where not to trust it.
+    """Write a page about the quality of a model on rows whose target is known, and about where it is unreliable.
 
     Example: mpgelu report houses.mpgelu test.csv -o report.html
     """
@@ -244,7 +263,7 @@ def report(
 
 
 def info(model: MaybeModel = None) -> None:
-    """Say what a model predicts, from which columns, and how it was trained; without a model, what is installed.
+    """Print what a model predicts, from which columns, and how it was trained; without a model, what is installed.
 
     Example: mpgelu info houses.mpgelu
     """
@@ -263,7 +282,7 @@ def info(model: MaybeModel = None) -> None:
 def example(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write train.csv and new.csv.")] = Path(),
 ) -> None:
-    """Write a small real table to try the other commands on: 442 diabetes patients, to be predicted a year ahead.
+    """Write a small real table to try the other commands on: the disease progression of 442 diabetes patients.
 
     Example: mpgelu example data
     """
@@ -285,13 +304,13 @@ def example(
 
 @contextmanager
 def _progress(source: Source, hidden: bool = False) -> Iterator[Iterator[pd.DataFrame]]:
-    """Parts of a table, with a bar on a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    """Return a context with the parts of a table, and with a progress bar if standard error is a terminal.
 
-    columns = (TextColumn("{task.fields[rows]:,} rows"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    is_hidden = hidden or not sys.stderr.isatty()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=is_hidden) as progress:
+    Args:
+        source: The table.
+        hidden: Whether to show no bar, because the output goes to the same terminal.
+    """
+    with rows_progress(hidden=hidden) as progress:
         task = progress.add_task("", total=None, rows=0)
 
         def parts() -> Iterator[pd.DataFrame]:
@@ -312,9 +331,20 @@ def _evaluated(
     source: Source,
     seen: list[pd.DataFrame] | None = None,
 ) -> Evaluation:
-    """Score the rows whose target is known, add them to ``seen``, and say what was unusual about the source."""
+    """Return the predictions and targets of the rows whose target is known, and print warnings about unusual cells.
+
+    Args:
+        model: The model.
+        parts: Parts of the table.
+        level: Probability of the intervals.
+        source: The table, for its name.
+        seen: Receives the scored rows of each part, if given.
+
+    Raises:
+        DataError: No row has a known target.
+    """
     from mpgelu.tables.evaluation import Evaluation
-    from mpgelu.tables.model import read_target
+    from mpgelu.tables.preparation import read_target
 
     notes, found, unknown = Notes(), [], 0
     for part in parts:
@@ -335,6 +365,7 @@ def _evaluated(
 
 
 def _layers(text: str) -> tuple[int, ...]:
+    """Return the sizes of the hidden layers, from numbers separated by commas."""
     try:
         layers = tuple(int(part) for part in text.split(","))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Arguments of an estimator as a file holds them, and back."""
+"""Conversion of the arguments of an estimator to JSON and back."""
 
 from __future__ import annotations
 
@@ -7,19 +7,26 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from mpgelu.likelihoods import Likelihood, likelihoods
 from mpgelu.moments import moment_types
 
 
 def plain(value: object) -> object:
-    """An argument as JSON holds it; what cannot be read back, such as a function, is not kept."""
+    """Return an argument in a form that JSON can represent.
+
+    Moment types and likelihoods are represented by their registered names. Functions and random states cannot be
+    represented and become ``None``.
+    """
     if isinstance(value, type) and value in moment_types:
         return {"moments": moment_types.name(value)}
     if isinstance(value, Likelihood):
         return {"likelihood": value.described()}
     if isinstance(value, np.random.RandomState) or callable(value):
         return None
+    if isinstance(value, torch.device):
+        return str(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, np.generic):
@@ -28,7 +35,14 @@ def plain(value: object) -> object:
 
 
 def arguments(params: Mapping[str, Any]) -> dict[str, Any]:
-    """What :func:`plain` made of the arguments, read back."""
+    """Return arguments from the form that :func:`plain` gave them.
+
+    Args:
+        params: Arguments by name.
+
+    Raises:
+        DataError: A moment type or likelihood is not registered.
+    """
     found = dict(params)
     if isinstance(kept := found.get("moments"), dict):
         found["moments"] = moment_types.type_of(kept["moments"])

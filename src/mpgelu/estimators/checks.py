@@ -1,4 +1,4 @@
-"""Checks of data and memory before training, with errors in words."""
+"""Checks of data and memory before training and prediction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpgelu.estimators.recipe import Settings
 
 
 def check_target(y: ArrayLike) -> None:
-    """Refuse a target of text, in words of this library; everything else about it is for scikit-learn to check."""
+    """Raise an :class:`InputError` if the target contains text; scikit-learn checks everything else about it."""
     for value in np.ravel(np.asarray(y)) if np.asarray(y).dtype.kind in "OUS" else ():
         if isinstance(value, (str, bytes)):
             try:
@@ -28,13 +28,24 @@ def check_target(y: ArrayLike) -> None:
 
 
 def check_memory(settings: Settings, features: int) -> None:
-    """Refuse networks that cannot fit into this machine, before the system runs out of memory and kills at random."""
+    """Check that the parameters of the networks fit into the memory of the machine.
+
+    The estimate counts five float32 numbers for each weight of all folds of the largest kind: the weight, its gradient,
+    the two moments of Adam, and a copy. Activations are not included.
+
+    Args:
+        settings: Settings of the training.
+        features: Number of features.
+
+    Raises:
+        InputError: The parameters need more memory than the machine has.
+    """
     weights = 0
     for kind in settings.kinds:
-        inputs = features if kind.sigma is None else 4 * features  # an embedding puts three numbers beside each feature
+        inputs = features if kind.sigma is None else 4 * features  # an embedding adds three numbers to each feature
         pairs = itertools.pairwise([inputs, *kind.hidden, 2])
         weights = max(weights, sum((before + 1) * after for before, after in pairs))
-    needed = 4 * 5 * settings.folds * weights  # weights, gradients, Adam's moments, and a copy
+    needed = 4 * 5 * settings.folds * weights
     if needed > (available := _memory()):
         raise InputError(
             f"fit: {settings.folds} networks with {weights:,} weights each would take about {needed / 1e9:,.0f} GB of "
@@ -43,18 +54,21 @@ def check_memory(settings: Settings, features: int) -> None:
 
 
 def _memory() -> float:
-    """Bytes of memory of this machine, infinite if the system does not report them."""
+    """Return the memory of the machine in bytes, infinite if the system does not report it."""
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
         return math.inf
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def is_valid(estimator: Any, X: ArrayLike) -> bool:
-    """Whether ``validate_data`` of scikit-learn, which takes longer than a prediction of one row, would return X as is.
+    """Return whether ``validate_data`` of scikit-learn would return ``X`` unchanged and without a warning.
+
+    The full validation takes longer than the prediction of one row. The check recognises finite numpy arrays of float32
+    or float64 with the right number of features, for estimators that were fitted without feature names.
 
     Args:
-        estimator: It has been fitted.
-        X: Features; an array of finite float numbers, of which there are as many in a row as ``fit`` has seen.
+        estimator: A fitted estimator.
+        X: Features.
     """
     if type(X) is not np.ndarray or X.dtype not in (np.float64, np.float32) or X.ndim != 2 or not len(X):
         return False

@@ -1,4 +1,4 @@
-"""Weighted networks as one distribution: from raw features, scaled here, to a mixture in the target's unit."""
+"""A weighted ensemble of networks as one torch module, from raw features to a mixture in the unit of the target."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mpgelu.estimators.noise import NoiseHead
 from mpgelu.likelihoods import Likelihood, MeanAndLogVariance, NoisePart, likelihoods
 from mpgelu.likelihoods.outputs import as_moments
 from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments, moment_types
-from mpgelu.networks import FeatureScale, Parts, Stack, feature_names, is_random, parts_of
+from mpgelu.networks import FeatureScale, Members, Parts, Stack, feature_names, is_random, parts_of
 from mpgelu.networks.description import Description
 from mpgelu.networks.prepared import Prepared
 from mpgelu.predictive import Predictive
@@ -34,29 +34,37 @@ _DESCRIPTION = {
     "noise": Optional(_STACKS[0], null=True),
 }
 _MOST_NETWORKS = 100_000
-_ROWS_AT_ONCE, _ROWS_OF_ONE = 512, 4096  # of several networks, of one
+_ROWS_AT_ONCE, _ROWS_OF_ONE = 512, 4096  # rows in a chunk for several networks, and for one
 
 
 class Ensemble(nn.Module):
-    r"""Networks, the weight of each, what their outputs mean, and the scales of the data they were trained on.
+    r"""A mixture of networks, with the scales of features and target.
 
-    The prediction is the mixture of the networks' distributions, each moved towards the average of all by a factor c:
+    The distribution of network k for the scaled target has density :math:`p_k` and mean :math:`m_k`. It is moved
+    towards the average :math:`\bar m` of all means, which shrinks the deviation of each mean by the factor c:
 
-    .. math:: p(y) = \sum_k w_k\, p\big(y - (1 - c)(\bar m - m_k) \mid \text{outputs}_k\big), \qquad
-        \bar m = \sum_k w_k m_k
+    .. math:: p(y) = \sum_k w_k\, p_k\big(y - (1 - c)(\bar m - m_k)\big), \qquad \bar m = \sum_k w_k m_k
 
-    A static graph without sampling: it can be compiled and exported as a whole.
+    A Gaussian error is added outside the range of the training data, of the variance
+    :meth:`FeatureScale.extrapolation`. The result is then brought to the unit of the target. All steps are exact for
+    the moments that the networks propagate. The module does not sample, and can be compiled and exported as a whole.
 
     Args:
-        stacks: Networks for scaled features and target; those of one architecture form a stack.
-        weights: Of all networks in the order of the stacks, ``(M,)``, summing to one.
-        likelihood: What their outputs mean.
-        scaling: From raw features to what the networks take.
-        target_mean: ``()``.
-        target_scale: ``()``, positive.
-        moments: The type that is propagated through networks with random layers.
-        noise: Replaces the networks' own log-variances, the second of two outputs; ``None`` keeps them.
-        spread: c; the average of networks is closer to the truth than they are to each other.
+        stacks: Networks for scaled features and target; networks of the same architecture form a stack.
+        weights: Weights w of all networks in the order of the stacks, ``(M,)``, summing to one.
+        likelihood: Likelihood that interprets the outputs of the networks.
+        scaling: Transformation of raw features to the inputs of the networks.
+        target_mean: Offset of the target, ``()``.
+        target_scale: Scale of the target, ``()``, positive.
+        moments: Type of the moments that are propagated through networks with random layers.
+        noise: Module that replaces the log-variance, the second of two outputs of the networks; ``None`` to use theirs.
+        spread: Factor c of the shrinkage, between 0 and 1.
+
+    Attributes:
+        moment_type: The argument ``moments``; it may be changed after construction.
+
+    Raises:
+        InputError: The number of weights is not that of the networks.
     """
 
     weights: Tensor
@@ -92,25 +100,30 @@ class Ensemble(nn.Module):
         return len(self.weights)
 
     def forward(self, x: Tensor, input_std: Tensor | None = None, nodes: int = 32) -> Predictive:
-        """Distribution of the target for each row of raw features, in the dtype of x.
+        """Return the distribution of the target for each row, in the dtype of ``x``.
 
         Args:
-            x: ``(rows, n)``; float64 keeps the digits of features and targets far from zero.
-            input_std: Standard deviation of independent measurement errors of the features, ``(rows, n)``: the
-                distribution is averaged over the features that may be the true ones, see
-                :func:`mpgelu.estimators.measurement.averaged`. Each network then has one component at each point.
-            nodes: Components of each random network's part of the mixture; mean and variances do not depend on it.
+            x: Raw features, ``(rows, n)``; float64 avoids rounding of features and targets far from zero.
+            input_std: Standard deviations of independent measurement errors of the features, ``(rows, n)``. The
+                distribution is averaged over the possible true features, see
+                :func:`mpgelu.estimators.measurement.averaged`; each network then has one component at each point.
+            nodes: Number of components for each network with random outputs; mean and variances do not depend on it.
         """
         if input_std is not None:
             return averaged(lambda at: self._mixed(at, nodes), lambda at: self._mixed(at, None), x, input_std)
         return self._mixed(x, nodes)
 
     def _mixed(self, x: Tensor, nodes: int | None) -> Predictive:
-        """The mixture of all networks; with few components for each where ``nodes`` is ``None``."""
+        """Return the mixture of all networks for raw features ``(rows, n)``.
+
+        Args:
+            x: Raw features.
+            nodes: Number of components for each network; ``None`` for the few of :meth:`Likelihood.short`.
+        """
         if nodes and (prepared := self._prepared(x)) is not None:
             return prepared
         if nodes and self.noise is not None:
-            nodes = 1  # exact for a known log-variance
+            nodes = 1  # exact, because the noise head returns a deterministic log-variance
         of = self.likelihood
         members = [(of.predictive(h, nodes) if nodes else of.short(h)).to(x.dtype) for h in self.outputs(x)]
         shares = torch.split(self.weights.to(x), [len(member.mean) for member in members])
@@ -122,7 +135,10 @@ class Ensemble(nn.Module):
         return widened.affine(self.target_scale.to(x), self.target_mean.to(x))
 
     def _prepared(self, x: Tensor) -> Predictive | None:
-        """The same by :class:`FastEnsemble`, to rounding, where it can be used."""
+        """Return the mixture computed by :class:`FastEnsemble`, equal up to rounding; ``None`` if it is not applicable.
+
+        It requires a noise head, float64 features, visible values, compiled kernels, and that no gradient is needed.
+        """
         if self.noise is None or x.dtype != torch.float64 or x.shape[1:] != self.scaling.center.shape:
             return None
         if not x.is_cpu or not values_are_visible(x):
@@ -135,28 +151,34 @@ class Ensemble(nn.Module):
         return None if fast is None else fast(x.detach())
 
     def outputs(self, x: Tensor) -> list[Moments | Tensor]:
-        """Scaled outputs of the networks, ``(networks, rows, outputs)`` of every stack, or of all where there is noise.
+        """Return the outputs of the networks for raw features ``(rows, n)``, in units of the scaled target.
 
-        A stack without random layers gives a tensor: its outputs are known exactly.
+        Returns:
+            One element ``(networks, rows, outputs)`` for each stack, or a single one for all networks if there is a
+            noise head. Networks without random layers have a tensor, others moments.
         """
         return self.scaled_outputs(self.scaling(x).to(self.dtype))
 
     def scaled_outputs(self, z: Tensor) -> list[Moments | Tensor]:
-        """The same for scaled features ``(rows, n)``."""
+        """Return the outputs of the networks, as :meth:`outputs` does, for scaled features ``(rows, n)``."""
         found: list[Moments | Tensor] = []
         for stack in self.each_stack():
             each = z.expand(len(stack), *z.shape)
-            found.append(stack(self.moment_type.certain(each) if is_random(stack.architecture) else each))
+            random = is_random(stack.architecture)
+            found.append(stack.of_known(each, self.moment_type) if random else stack(each))
         return found if self.noise is None else [self.noise(z, found)]
 
     @property
     def rows_at_once(self) -> int:
-        """How many rows to predict together: their temporaries stay in the cache, fewer for more networks."""
+        """Number of rows to predict together, so that temporaries fit the cache of the processor."""
         return _ROWS_AT_ONCE if len(self) > 1 else _ROWS_OF_ONE
 
     @property
     def dtype(self) -> torch.dtype:
-        """Precision of the networks; a Gaussian process among float32 ones computes in float64 by itself."""
+        """Floating-point type of the inputs of the networks: float64 if all networks have it, otherwise float32.
+
+        A Gaussian process in an ensemble of float32 networks computes in float64 internally.
+        """
         held = [*self.each_stack(), *([self.noise.networks] if self.noise is not None else [])]
         double = all(stack.get_parameter("parameter_0").dtype == torch.float64 for stack in held)
         return torch.float64 if double else torch.float32
@@ -166,7 +188,7 @@ class Ensemble(nn.Module):
         return [stack for stack in self.stacks if isinstance(stack, Stack)]
 
     def described(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Arrays, and what else is needed to build the ensemble from them."""
+        """Return the arrays of the ensemble by name, and a description in JSON of everything else."""
         about = {
             "stacks": [{"models": len(s), "network": s.description.as_json()} for s in self.each_stack()],
             "likelihood": self.likelihood.described(),
@@ -177,7 +199,11 @@ class Ensemble(nn.Module):
 
     @classmethod
     def from_description(cls, arrays: Mapping[str, Tensor], about: Mapping[str, Any]) -> Ensemble:
-        """The ensemble that :meth:`described` described; nothing is allocated beyond the given arrays.
+        """Return the ensemble of a description, without allocating memory beyond the given arrays.
+
+        Args:
+            arrays: Arrays that :meth:`described` returned.
+            about: Description that :meth:`described` returned.
 
         Raises:
             DataError: A layer, likelihood or type of moments is unknown, or the arrays do not fit the description.
@@ -214,13 +240,14 @@ class Ensemble(nn.Module):
         return ensemble.requires_grad_(False)
 
 
-class MemberOutputs(nn.Module):
-    """The heteroscedastic Gaussians that an ensemble mixes, as tensors: a function that torch can trace.
+class MemberOutputs(Members):
+    """The Gaussian members that an ensemble mixes, as a function of tensors that torch can trace.
 
-    A likelihood whose noise is several Gaussians, such as heavy tails, has one member for each of them and network.
+    If the noise of the likelihood is a mixture of G Gaussians (:meth:`Likelihood.gaussians`), as for heavy tails, each
+    of the N networks has G members, and M = G N.
 
     Args:
-        ensemble: An ensemble whose likelihood is :meth:`Likelihood.gaussians` and whose outputs are uncorrelated.
+        ensemble: An ensemble whose likelihood has this form, and the outputs of whose networks are uncorrelated.
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
@@ -229,19 +256,19 @@ class MemberOutputs(nn.Module):
 
     @staticmethod
     def of(ensemble: Ensemble) -> MemberOutputs | None:
-        """The members of an ensemble, or ``None`` where such members are not exactly what it mixes."""
+        """Return the members of an ensemble, or ``None`` if its distribution is not exactly their mixture."""
         members = MemberOutputs(ensemble)
         uncorrelated = members.known or ensemble.moment_type is DiagonalMoments
         return members if uncorrelated and members.gaussians(torch.zeros(())) is not None else None
 
     @property
     def known(self) -> bool:
-        """Whether the log-variances are known exactly."""
+        """Whether the log-variances are deterministic."""
         stacks = self.ensemble.each_stack()
         return self.ensemble.noise is not None or not any(is_random(stack.architecture) for stack in stacks)
 
     def gaussians(self, log_variance: Tensor) -> list[NoisePart] | None:
-        """The noise of every network as Gaussians, each with its share."""
+        """Return the noise of each network as a mixture of Gaussians, or ``None`` if it is not one."""
         return self.ensemble.likelihood.gaussians(log_variance, self.known)
 
     @property
@@ -252,9 +279,10 @@ class MemberOutputs(nn.Module):
 
     @property
     def centers(self) -> Tensor | None:
-        """Matrix from the means of the members to those of the networks they belong to, ``(M, M)``, float64.
+        """Matrix from the means of the members to the means of their networks, ``(M, M)``, float64.
 
-        ``None`` where they are equal, as all noise is centred at its network's mean.
+        It averages over the members of a network with their shares. ``None`` if all members have the mean of their
+        network, as for noise without offsets.
         """
         parts = self.gaussians(torch.zeros(())) or []
         if not any(part.offset is not None for part in parts):
@@ -263,7 +291,14 @@ class MemberOutputs(nn.Module):
         return torch.kron(shares.expand(len(parts), -1), torch.eye(len(self.ensemble), dtype=torch.float64))
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and variances of the members' outputs, ``(M, rows, 2)`` each, for scaled features ``(rows, n)``."""
+        """Return means and variances of the outputs (mean, log-variance) of all members, after the shrinkage.
+
+        Args:
+            z: Scaled features, ``(rows, n)``.
+
+        Returns:
+            Means and variances, ``(M, rows, 2)`` each.
+        """
         outputs = [as_moments("MemberOutputs", part, 2) for part in self.ensemble.scaled_outputs(z)]
         mean, variance = (torch.cat([getattr(part, name) for part in outputs]) for name in ("mean", "variance"))
         first, log_variance = MeanAndLogVariance.of(mean)
@@ -295,7 +330,11 @@ def _(model: Ensemble, caller: str, *, features: int | Sequence[str] | None = No
 
 
 def _check_values(arrays: Mapping[str, Tensor]) -> None:
-    """Refuse arrays that no training gives, from which only nonsense or a late error would come."""
+    """Check values that training guarantees and predictions rely on.
+
+    Raises:
+        DataError: A scale is not positive, or the weights are not a probability distribution.
+    """
     for name in ("scaling.scale", "scaling.limit", "target_scale"):
         if not (arrays[name] > 0).all():
             raise DataError(f"{name} is not positive")

@@ -1,4 +1,4 @@
-"""A Gaussian process among the networks: the best member for a few hundred rows with little noise."""
+"""A Gaussian process as a member of the ensemble; it is the best member for a few hundred rows with little noise."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from mpgelu.networks.batched import batched
 if TYPE_CHECKING:
     from mpgelu.estimators.recipe.folds import Folds
 
-_JITTER = 1e-6  # least variance of the noise
-_FARTHEST = 8.0  # standard deviations beyond which a feature counts as being there
-_ROWS_OF_SEARCH, _STEPS_OF_SEARCH = 500, 60  # in the search for the kernel
+_JITTER = 1e-6  # smallest variance of the noise
+_FARTHEST = 8.0  # standard deviations at which features are clipped
+_ROWS_OF_SEARCH, _STEPS_OF_SEARCH = 500, 60  # rows and iterations of the estimation of the kernel
 _SMALLEST_SCALE = 1e-12
 
 
@@ -36,12 +36,22 @@ class GaussianProcess(nn.Module):
         k(x, x') = a^2 \Big(1 + r + \frac{r^2}{3}\Big) e^{-r} + b^2 \Big(1 + \frac{x \cdot x'}{n}\Big), \qquad
         r^2 = 5 \sum_j \frac{(x_j - x'_j)^2}{l_j^2}
 
-    The Matérn kernel of order 5/2 with a length for each feature, and a linear one. Computed in float64, whatever the
-    dtype of the input: the weights :math:`\alpha` of data without noise are large and cancel.
+    The kernel is the sum of a Matérn kernel of order 5/2 with a length scale for each feature and of a linear kernel.
+    The sum is computed in float64 for inputs of any dtype, because for data without noise the weights :math:`\alpha`
+    are large and cancel. The posterior variance of the function is not used: the ensemble learns its noise from
+    held-out rows (:class:`NoiseHead`).
 
     Args:
-        points: Number of training rows.
+        points: Number P of training rows.
         in_features: Number of features n.
+
+    Attributes:
+        weight: Weights :math:`\alpha`, ``(P,)``.
+        points: Standardised features of the training rows, ``(P, n)``.
+        center: Mean of each feature, ``(n,)``.
+        scale: Standard deviation of each feature, ``(n,)``.
+        limit: Smooth limit of the features, which is undone before they are standardised, ``()``.
+        kernel: Logarithms of the length scales l, of a, of the standard deviation of the noise, and of b, ``(n + 3,)``.
     """
 
     weight: nn.Parameter
@@ -63,11 +73,15 @@ class GaussianProcess(nn.Module):
 
     @staticmethod
     def log_noise_variance(kernel: Tensor) -> Tensor:
-        """Logarithm of the variance of the noise, ``()``, from the parameters of the kernel ``(n + 3,)``."""
+        """Return the logarithm of the variance of the noise, ``()``, for parameters of the kernel ``(n + 3,)``."""
         return torch.log(_noise_variance(kernel))
 
     def forward(self, input: Tensor) -> Tensor:
-        """Mean and log-variance of the noise, ``(*batch, 2)``, for limited features ``(*batch, n)``."""
+        """Return posterior mean and log-variance of the noise, ``(*batch, 2)``, for limited features ``(*batch, n)``.
+
+        Raises:
+            MissingRuleError: The input is not a tensor.
+        """
         if not isinstance(input, Tensor):
             raise MissingRuleError(
                 f"GaussianProcess: takes a tensor, got {type(input).__name__}; the estimator's input_std is the way to "
@@ -82,18 +96,19 @@ def _(layer: GaussianProcess, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
 
 
 def _unbound(state: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """The state of each of several processes."""
+    """Return the parameters and buffers of each of several processes, from those with a leading dimension."""
     return [dict(zip(state, values, strict=True)) for values in zip(*(v.unbind() for v in state.values()), strict=True)]
 
 
 def _outputs(limited: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    """Return posterior mean and log-variance of the noise, ``(*batch, 2)``, in the dtype of the features."""
     mean = _mean(limited.double(), state)
     noise = GaussianProcess.log_noise_variance(state["kernel"])
     return MeanAndLogVariance(mean, noise.expand(mean.shape)).joined().to(limited.dtype)
 
 
 def _mean(limited: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-    """Posterior mean ``(*batch,)``, by the compiled kernel where it can be used."""
+    """Return the posterior mean ``(*batch,)``, by the compiled kernel if it is applicable."""
     held = [state[name] for name in ("weight", "points", "center", "scale", "limit", "kernel")]
     fixed = not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in (limited, *held))
     if fixed and limited.dim() == 2 and can_take(limited, *held, dtype=torch.float64):
@@ -102,17 +117,20 @@ def _mean(limited: Tensor, state: Mapping[str, Tensor]) -> Tensor:
 
 
 def _standardised(limited: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-    """Features without the smooth limit, in units of their standard deviation."""
+    r"""Return standardised features ``(*batch, n)``, after the smooth limit is undone.
+
+    The inverse of :math:`u = z / \sqrt{1 + (z / L)^2}` is :math:`z = u / \sqrt{1 - (u / L)^2}`.
+    """
     inside = (1 - (limited / state["limit"]).square()).clamp_min(1e-6)
     return ((limited / inside.sqrt() - state["center"]) / state["scale"]).clamp(-_FARTHEST, _FARTHEST)
 
 
 class LeftOut(NamedTuple):
-    """A Gaussian process and its predictions of each training row from the rows of other folds.
+    """A Gaussian process, with cross-validated predictions of its training rows.
 
-    Args:
-        process: Given all rows.
-        means: ``(rows,)``.
+    Attributes:
+        process: The process, conditioned on all rows.
+        means: Prediction of each row from the rows of the other folds, ``(rows,)``.
     """
 
     process: GaussianProcess
@@ -120,18 +138,21 @@ class LeftOut(NamedTuple):
 
 
 def fit_process(X: Tensor, y: Tensor, limit: float, folds: Folds) -> LeftOut:
-    r"""The Gaussian process whose kernel makes the targets most likely, with its predictions of left-out folds.
+    r"""Return a Gaussian process with the most likely kernel, and its predictions of left-out folds.
 
-    With C the covariance of the targets, the prediction of the rows F of a fold from all others is
-    :math:`y_F - [C^{-1}]_{FF}^{-1} [C^{-1} y]_F`. Whole folds are left out, as by the networks:
-    leaving out single rows would overstate the accuracy relative to theirs. The kernel is searched for on at most 500
-    rows. Weak priors keep the lengths of features that hardly matter finite.
+    With the covariance C of the targets, the prediction of the rows F of a fold from all other rows is
+
+    .. math:: y_F - \big[C^{-1}\big]_{FF}^{-1} \big[C^{-1} y\big]_F,
+
+    which is exact and needs one factorisation for all folds. Whole folds are left out, as for the networks; leaving out
+    single rows would give an optimistic accuracy in comparison with theirs. The kernel is estimated once, from at most
+    500 rows, by the marginal likelihood with weak priors, which keep the length scales of irrelevant features finite.
 
     Args:
-        X: Limited features ``(rows, n)``.
-        y: Targets ``(rows,)``, of mean zero and variance one.
-        limit: Limit of the features; see :class:`mpgelu.networks.FeatureScale`.
-        folds: Rows that are left out together.
+        X: Limited features, ``(rows, n)``.
+        y: Targets, ``(rows,)``, with mean zero and variance one.
+        limit: Smooth limit of the features; see :class:`mpgelu.networks.FeatureScale`.
+        folds: The folds.
     """
     process = GaussianProcess(*X.shape)
     process.limit.fill_(limit)
@@ -155,7 +176,13 @@ def fit_process(X: Tensor, y: Tensor, limit: float, folds: Folds) -> LeftOut:
 
 
 def _kernel(parameters: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Covariance of the function at two sets of points, ``(*batch, rows, points)``."""
+    """Return the covariance of the function at two sets of points, ``(*batch, rows, points)``.
+
+    Args:
+        parameters: Parameters of the kernel, ``(n + 3,)``; see :class:`GaussianProcess`.
+        a: Standardised features, ``(*batch, rows, n)``.
+        b: Standardised features, ``(points, n)``.
+    """
     n = b.shape[-1]
     lengths, (amplitude, _, slope) = parameters[:n].exp(), parameters[n:].unbind()
     u, v = a / lengths, b / lengths
@@ -165,11 +192,22 @@ def _kernel(parameters: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _noise_variance(parameters: Tensor) -> Tensor:
+    """Return the variance of the noise, ``()``, at least 1e-6."""
     return (2 * parameters[-2]).exp() + _JITTER
 
 
 def _most_likely_kernel(x: Tensor, y: Tensor) -> Tensor:
-    """Logarithms of lengths, amplitude, noise and slope, by the marginal likelihood with weak priors."""
+    r"""Return the parameters of the kernel that maximise the marginal likelihood with Gaussian priors, by L-BFGS.
+
+    .. math:: \tfrac12 y^\top C^{-1} y + \tfrac12 \log |C|
+        + \tfrac12 \sum_i \Big(\frac{\theta_i - \text{center}_i}{\text{width}_i}\Big)^2
+
+    is minimised over the logarithms :math:`\theta` of length scales, amplitude, noise and slope, ``(n + 3,)``.
+
+    Args:
+        x: Standardised features, ``(rows, n)``.
+        y: Targets, ``(rows,)``.
+    """
     n, identity = x.shape[1], torch.eye(len(x), dtype=x.dtype)
     start = torch.tensor([0.5 * math.log(n)] * n + [0.0, math.log(0.3), math.log(0.5)], dtype=x.dtype)
     center = torch.tensor([1.0] * n + [0.0, -2.0, -1.0], dtype=x.dtype)

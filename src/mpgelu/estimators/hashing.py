@@ -1,4 +1,4 @@
-"""Random numbers that belong to rows: the same for a row in whatever order and parts rows come."""
+"""Random numbers as a function of the row number, independent of the order and the parts in which rows are read."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ _FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 def uniform(numbers: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
-    """A number in [0, 1) for each row number, by the mixing function of SplitMix64 (Steele et al., 2014).
+    """Return a number in [0, 1) for each row number, by the mixing function of SplitMix64 (Steele et al., 2014).
 
     Args:
-        numbers: Numbers of rows.
-        seed: Different seeds give independent numbers.
+        numbers: Numbers of rows, of any shape.
+        seed: Seed; different seeds give independent numbers.
+
+    Returns:
+        Multiples of 2**-53, uniformly distributed, in the shape of ``numbers``.
     """
     start = np.uint64(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])
     with np.errstate(over="ignore"):

@@ -1,4 +1,4 @@
-"""A fitted estimator from the file that it was saved to."""
+"""Construction of a fitted estimator from the content of its file."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ from mpgelu.storage.schema import checked
 _DESCRIPTION = {
     "params": {str: object},
     "kind_weights": [[object]],
-    "score": object,  # as low as it may be
+    "score": object,  # any number, also minus infinity
     "n_iter": int,
     "feature_names": [str],
 }
 
 
 def from_description(arrays: dict[str, Tensor], about: Mapping[str, Any]) -> MPGELURegressor:
-    """The model that :meth:`MPGELURegressor.described` described.
+    """Return the model of a description.
+
+    Args:
+        arrays: Arrays that :meth:`MPGELURegressor.described` returned.
+        about: Description that :meth:`MPGELURegressor.described` returned.
 
     Raises:
         DataError: The description is not one of a model, or the arrays do not fit it.

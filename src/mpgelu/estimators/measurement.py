@@ -1,11 +1,12 @@
-r"""Errors of the features: a prediction averaged over where the true features may be, without sampling.
+r"""Predictions for features with measurement errors: averages over the possible true features by quadrature.
 
-The recorded features are the true ones plus independent errors of known standard deviation. What is asked for is
+The true features are the recorded ones x plus independent Gaussian errors of known standard deviations s. The
+predictive distribution of the target is
 
 .. math:: p(y \mid x, s) = \int p(y \mid x + s z)\, N(z;\ 0, I)\, dz \approx \sum_p w_p\, p(y \mid x + s z_p)
 
-with the model's own :math:`p(y \mid x)` under the integral, whatever the model is. The points :math:`z_p` are fixed, so
-that the same question has the same answer, and lie in the space of those features only that have an error.
+with the distribution :math:`p(y \mid x)` of any model. The points :math:`z_p` are fixed, so that predictions are
+reproducible, and have one dimension for each feature with an error.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ from mpgelu.errors import InputError
 from mpgelu.predictive import Predictive
 from mpgelu.predictive.nodes import normal_nodes
 
-ROWS_AT_ONCE = 64  # rows with errors whose components are held at a time
-_ALONE = 128  # points for one feature; fewer have the same moments, but lie so far apart that quantiles show it
-_WEIGHTED = (2, 3)  # numbers of features with weights that make fourth moments exact; for more, some are negative
+ROWS_AT_ONCE = 64  # rows with errors whose components are in memory together
+_ALONE = 128  # points for one feature; with fewer, moments are as accurate but quantiles are not
+_WEIGHTED = (2, 3)  # numbers of features with weights for exact fourth moments; for more, some would be negative
 _FEWEST = 512  # points for several features
-_PER_FEATURE = 8  # points at least, so that the second moments of the errors can be made exact
-_ROUNDS = 3  # of alternating exact margins and exact covariance; more change nothing
-_PREDICTED_AT_ONCE = 4096  # points
+_PER_FEATURE = 8  # smallest number of points per feature, for exact second moments
+_ROUNDS = 3  # alternations between exact margins and exact covariance, which then have converged
+_PREDICTED_AT_ONCE = 4096  # points that are predicted together
 
 Array = NDArray[np.float64]
 
 
 class ErrorPoints(NamedTuple):
-    """Points that stand for k independent standard normal errors.
+    """Quadrature points for an expectation over k independent standard normal errors.
 
-    Args:
-        nodes: ``(P, k)``, float64; for every point its negative is another one.
-        weights: ``(P,)``, positive, summing to one.
+    Attributes:
+        nodes: The points, ``(P, k)``, float64; the set is symmetric about zero.
+        weights: Their weights, ``(P,)``, positive, summing to one.
     """
 
     nodes: Tensor
@@ -52,13 +53,13 @@ class ErrorPoints(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Some rows of a table at all points of their errors.
+    """Some rows at all points of their errors.
 
-    Args:
-        rows: Their numbers, ``(r,)``.
-        x: Their features at each point, ``(r, P, n)``.
-        features: Which features have an error, ``(r, k)``.
-        points: What the points are in units of the errors.
+    Attributes:
+        rows: Numbers of the rows, ``(r,)``.
+        x: Features of each row at each point, ``(r, P, n)``.
+        features: Indices of the k features with an error, ``(r, k)``.
+        points: The points in units of the standard deviations of the errors.
     """
 
     rows: Tensor
@@ -69,7 +70,7 @@ class Moved(NamedTuple):
 
 @cache
 def error_points(features: int) -> ErrorPoints:
-    """Fixed points with positive weights for an expectation over independent standard normal errors.
+    """Return fixed points with positive weights for an expectation over independent standard normal errors.
 
     No feature: one point, exact. One feature: the 128 nodes of :func:`mpgelu.predictive.nodes.normal_nodes`, whose
     error for smooth functions is rounding.
@@ -101,15 +102,15 @@ def error_points(features: int) -> ErrorPoints:
 
 
 def checked_errors(caller: str, input_std: ArrayLike, shape: tuple[int, ...]) -> Array:
-    """Standard deviations of the errors of each entry, of the shape of the features.
+    """Return the standard deviation of the error of each entry of the features, ``(rows, n)``.
 
     Args:
-        caller: Function to name in errors.
-        input_std: One number, one for each feature, or one for each row and feature.
-        shape: ``(rows, n)``.
+        caller: Name of the function that the error message starts with.
+        input_std: One number, one for each feature ``(n,)``, or one for each row and feature ``(rows, n)``.
+        shape: Shape of the features, ``(rows, n)``.
 
     Raises:
-        InputError: Another shape, a negative or a non-finite number.
+        InputError: The argument has another shape, or a number is negative or not finite.
     """
     errors = np.asarray(input_std, dtype=np.float64)
     if errors.shape not in ((), shape[1:], shape):
@@ -123,13 +124,13 @@ def checked_errors(caller: str, input_std: ArrayLike, shape: tuple[int, ...]) ->
 
 
 def moved(x: Tensor, input_std: Tensor) -> Iterator[Moved]:
-    """All rows at the points of their errors, a few rows with the same number of uncertain features at a time.
+    """Yield all rows at the points of their errors, in chunks of rows with the same number of uncertain features.
 
-    A row's points depend on the row alone.
+    The points of a row do not depend on other rows.
 
     Args:
-        x: Features ``(rows, n)``.
-        input_std: Standard deviation of the error of each entry, ``(rows, n)``; zero for none.
+        x: Recorded features, ``(rows, n)``.
+        input_std: Standard deviation of the error of each entry, ``(rows, n)``; zero for exact features.
     """
     uncertain = input_std > 0
     counts = uncertain.sum(-1)
@@ -147,19 +148,19 @@ def moved(x: Tensor, input_std: Tensor) -> Iterator[Moved]:
 def averaged(
     exact: Callable[[Tensor], Predictive], short: Callable[[Tensor], Predictive], x: Tensor, input_std: Tensor
 ) -> Predictive:
-    r"""Distribution of the target where the true features are x plus normal errors.
+    r"""Return the distribution of the target if the true features are x plus Gaussian errors.
 
     .. math:: \text{mean} = \sum_p w_p \mu_p, \qquad \text{aleatoric} = \sum_p w_p a_p, \qquad
         \text{epistemic} = \sum_p w_p \big(e_p + (\mu_p - \text{mean})^2\big)
 
     with mean :math:`\mu_p`, epistemic variance :math:`e_p` and aleatoric variance :math:`a_p` at point p of
-    :func:`error_points`. What the errors add is epistemic: better measurements would remove it.
+    :func:`error_points`. The contribution of the errors is epistemic, because better measurements would remove it.
 
     Args:
-        exact: Predictive for each row of known features; used for rows without errors.
-        short: The same with few components, of which the mixture has P times as many.
-        x: Recorded features ``(rows, n)``.
-        input_std: Standard deviation of the error of each entry, ``(rows, n)``; zero for none.
+        exact: Function from known features ``(rows, n)`` to their distributions; used for rows without errors.
+        short: The same with few components, of which the mixture over P points has P times as many.
+        x: Recorded features, ``(rows, n)``.
+        input_std: Standard deviation of the error of each entry, ``(rows, n)``; zero for exact features.
     """
     parts: list[tuple[Tensor, Predictive]] = []
     for some in moved(x, input_std):
@@ -172,18 +173,20 @@ def averaged(
 
 
 def main_effects(values: Tensor, points: ErrorPoints) -> Tensor:
-    r"""Split the variance of a function of k errors over them and a rest; non-negative, adding up to the variance.
+    r"""Decompose the variance of a function of k errors into main effects and a remainder.
 
-    The part of an error is the variance of the projection of the function onto the first two Hermite polynomials of
-    this error, which are made orthonormal over the points by the symmetric :math:`B G^{-1/2}`, so that no error comes
-    first. The rest is due to errors jointly, and to bends of third and higher degree. One error has everything.
+    The main effect of an error is the variance of the projection of the function onto the first two Hermite polynomials
+    of this error, :math:`z` and :math:`z^2 - 1`. These polynomials B of all errors are made orthonormal over the points
+    by the symmetric transformation :math:`B G^{-1/2}` with their Gram matrix G, which treats all errors alike. The
+    remainder is due to interactions of errors and to polynomials of degree three and higher. A single error has the
+    whole variance.
 
     Args:
         values: Values of the function at each point, ``(rows, P)``.
         points: Quadrature points in k dimensions.
 
     Returns:
-        Variances ``(rows, k + 1)``, the rest last.
+        Non-negative variances ``(rows, k + 1)`` that add up to the variance of each row; the last is the remainder.
     """
     nodes, weights = points.nodes.to(values), points.weights.to(values)
     centred = values - (values @ weights)[:, None]
@@ -200,9 +203,14 @@ def main_effects(values: Tensor, points: ErrorPoints) -> Tensor:
 
 
 def _kronecker(count: int, features: int) -> Array:
-    """Normal points ``(count, features)``, the second half of which mirrors the first."""
+    r"""Return approximately normal points ``(count, features)``, symmetric about zero.
+
+    The first half is :math:`\Phi^{-1}\big(\{i\, g^{-j} + \tfrac12\}\big)` for point i and feature j, with the
+    fractional part in braces and with g the positive root of :math:`g^{k + 1} = g + 1` (Roberts, 2018); the second half
+    is its negative.
+    """
     golden = 2.0
-    for _ in range(100):  # the positive root of g^(k + 1) = g + 1
+    for _ in range(100):  # fixed-point iteration for the root
         golden = (1 + golden) ** (1 / (features + 1))
     places = np.arange(1, count // 2 + 1)[:, None] * golden ** -np.arange(1.0, features + 1)
     half = ndtri((places + 0.5) % 1)
@@ -210,42 +218,51 @@ def _kronecker(count: int, features: int) -> Array:
 
 
 def _matching(nodes: Array) -> Array:
-    """Weights for which all second and fourth moments are those of independent standard normal variables."""
+    """Return weights ``(P,)`` for which second and fourth moments are those of independent standard normal variables.
+
+    Of all such weights they are those closest to equal ones, in the sense of least squares.
+    """
     features, columns, exact = range(nodes.shape[1]), [np.ones(len(nodes))], [1.0]
     for degree in (2, 4):
         for chosen in itertools.combinations_with_replacement(features, degree):
             columns.append(nodes[:, chosen].prod(1))
             powers = [chosen.count(feature) for feature in features]
             exact.append(float(math.prod({0: 1, 1: 0, 2: 1, 3: 0, 4: 3}[power] for power in powers)))
-    moments = np.stack(columns)  # of all weights that are right, those closest to equal ones
+    moments = np.stack(columns)
     change, *_ = np.linalg.lstsq(moments, np.array(exact) - moments.mean(1), rcond=None)
     weights: Array = 1 / len(nodes) + change
     return weights
 
 
 def _uncorrelated(nodes: Array) -> Array:
-    """Exact unit covariance by the smallest change, which keeps a mirrored set mirrored."""
+    """Return points with unit covariance by the smallest change, :math:`Z C^{-1/2}`, which keeps the symmetry."""
     values, vectors = np.linalg.eigh(nodes.T @ nodes / len(nodes))
     changed: Array = nodes @ (vectors / np.sqrt(values)) @ vectors.T
     return changed
 
 
 def _with_normal_margins(nodes: Array) -> Array:
-    """Each column's values replaced by normal ones of the same ranks."""
+    """Return points whose columns have normal scores of the same ranks, scaled to variance one."""
     scores: Array = ndtri((np.arange(len(nodes)) + 0.5) / len(nodes))
     standard: Array = scores / np.sqrt(np.mean(scores**2))
     return standard[nodes.argsort(0).argsort(0)]
 
 
 def _by_row(each: Predictive, rows: int) -> Predictive:
-    """Predictives ``(rows * P,)`` as ``(rows, P)``."""
+    """Return distributions with batch shape ``(rows * P,)`` in the batch shape ``(rows, P)``."""
     values = {field.name: getattr(each, field.name) for field in fields(each)}
     own = {name: value for name, value in values.items() if name != "log_weights" or value.dim() > 1}
     return replace(each, **{name: value.unflatten(0, (rows, -1)) for name, value in own.items()})
 
 
 def _in_order(parts: Sequence[tuple[Tensor, Predictive]]) -> Predictive:
-    """One predictive of all rows, in the order of their numbers; missing components have the weight zero."""
+    """Return the distributions of all rows in the order of their numbers.
+
+    Rows may have different numbers of components; components of weight zero are added to those with fewer.
+
+    Args:
+        parts: Numbers of rows, and their distributions.
+    """
     order = torch.cat([rows for rows, _ in parts]).argsort()
     alone = [part for _, part in parts]
     if all(torch.equal(part.log_weights, alone[0].log_weights) for part in alone):

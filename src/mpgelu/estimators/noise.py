@@ -1,4 +1,4 @@
-"""The noise of an ensemble, learned from rows that its networks have not seen."""
+"""The noise variance of an ensemble, estimated from residuals of held-out rows."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from torch import Tensor, nn
 
 from mpgelu.likelihoods import MeanAndLogVariance
 from mpgelu.moments import DiagonalMoments, Moments
-from mpgelu.networks import Stack
+from mpgelu.networks import Stack, in_features_of
 from mpgelu.networks.description import Description
 
-LEAST_SPREAD = 1e-4  # standard deviation of the networks, in the target's scale, that counts as none
-LEAST_SHARE = 0.7  # of the noise that stays when what averaging saves is taken off
+LEAST_SPREAD = 1e-4  # smallest standard deviation between networks, in units of the scaled target
+LEAST_SHARE = 0.7  # smallest fraction of the noise variance after the correction for averaging
 STEEPEST = 10.0  # bound of the standardised log-variance
-LIMIT = 3.0  # of the scaled inputs
-OWN_RANGE = (-14.0, 6.0)  # of a network's own log-variance
+LIMIT = 3.0  # smooth limit of the scaled inputs
+OWN_RANGE = (-14.0, 6.0)  # range to which the log-variances of the networks are clipped
 _HELD = ("center", "scale", "log_scale", "kind_weights", "spread", "range")
 
 
 class NoiseHead(nn.Module):
-    r"""What held-out rows teach: the range of the means, and the log-variance of the noise.
+    r"""A model of the noise variance, trained on the residuals of held-out rows; it also limits the range of the means.
 
-    A wide network fits its noise too, so its own idea of the noise says little about new rows, but something: it is one
-    of the inputs here, beside the features, the mean and the logarithm of the networks' disagreement. The head is
-    trained on the residuals of held-out rows, for which each kind of networks has one that has not seen the row. So its
-    inputs are taken over such groups, one network of each kind, and its outputs averaged over the groups and over its
-    own networks.
+    Wide networks fit the noise of their training rows, so their own log-variances underestimate the noise of new rows.
+    The head therefore predicts the log-variance from the n features and three summaries of the networks: their mean,
+    the logarithm of their disagreement, and their own log-variance. For a held-out row there is one network of each
+    kind that was not trained on it. The inputs are accordingly computed for groups with one network of each kind, and
+    the outputs are averaged over the groups and over the networks of the head.
 
-    The average of all K networks of a kind is better than one of them. What this saves, from the variance
-    :math:`A_m` between the networks of kind m, is taken off the noise:
+    The noise :math:`s^2` of such a group includes the variance of a single network of each kind, part of which averages
+    out over all K networks of the kind. With the variance :math:`A_m` between the networks of kind m it is corrected by
 
     .. math:: s^2 \leftarrow \max\Big(s^2 - (1 + c^2)\Big(1 - \frac1K\Big) \sum_m w_m^2 A_m,\ 0.7\, s^2\Big)
 
     Args:
-        networks: Of the head, for scaled inputs, each with one output.
-        center: Of the inputs, ``(n + 3,)``.
-        scale: Of the inputs, ``(n + 3,)``.
-        log_scale: Log-variance that an output of zero stands for, ``()``.
-        kind_weights: w_m, of the kinds of networks, ``(kinds,)``, summing to one.
-        spread: c, the factor by which networks are moved towards their average; see :class:`Ensemble`.
-        range: Lowest and highest mean that a network may predict, ``(2,)``.
+        networks: Networks of the head, from n + 3 scaled inputs to one output each.
+        center: Centre of the inputs, ``(n + 3,)``.
+        scale: Scale of the inputs, ``(n + 3,)``.
+        log_scale: Log-variance that corresponds to an output of zero, ``()``.
+        kind_weights: Weights :math:`w_m` of the kinds of networks, ``(kinds,)``, summing to one.
+        spread: Factor c of the shrinkage of the means towards their average; see :class:`Ensemble`.
+        range: Smallest and largest mean that a network may predict, ``(2,)``.
     """
 
     center: Tensor
@@ -59,15 +59,15 @@ class NoiseHead(nn.Module):
             self.register_buffer(name, value)
 
     def forward(self, features: Tensor, outputs: Sequence[Moments | Tensor]) -> Moments | Tensor:
-        """Outputs of all networks, mean and log-variance, with means in range and this noise in place of their own.
+        """Return the outputs of all networks with means inside the range and with the log-variance of the head.
 
         Args:
-            features: Scaled, ``(rows, n)``.
-            outputs: Of every kind, ``(networks, rows, 2)``.
+            features: Scaled features, ``(rows, n)``.
+            outputs: Outputs (mean, log-variance) of the networks of each kind, ``(networks, rows, 2)``.
 
         Returns:
-            Outputs of the networks of all kinds, ``(M, rows, 2)``, whose log-variances are known; a tensor if the
-            means are known too.
+            Outputs of the M networks of all kinds, ``(M, rows, 2)``, with deterministic log-variances; a tensor if the
+            means are deterministic, too, otherwise diagonal moments.
         """
         values = [output if isinstance(output, Tensor) else output.mean for output in outputs]
         folds = max(map(len, values))
@@ -88,46 +88,54 @@ class NoiseHead(nn.Module):
         return DiagonalMoments(both, MeanAndLogVariance(variance, torch.zeros_like(variance)).joined())
 
     def described(self) -> dict[str, Any]:
-        """What is needed beside the arrays to build the head again."""
+        """Return the description of the head in JSON, without its arrays."""
         return {"models": len(self.networks), "network": self.networks.description.as_json()}
 
     @classmethod
     def empty(cls, about: Mapping[str, Any], kinds: int) -> NoiseHead:
-        """A head of what :meth:`described` described, without parameters; load a state into it, assigned."""
+        """Return the head of a description without parameters, on the device ``meta``; load a state with ``assign``.
+
+        Args:
+            about: Description that :meth:`described` returned.
+            kinds: Number of kinds of networks in the ensemble.
+        """
         networks = Stack.empty(Description.from_json(about["network"]), about["models"])
-        inputs = next((size for m in networks.architecture.modules() if (size := getattr(m, "in_features", 0))), 1)
+        inputs = in_features_of(networks.architecture) or 1
         shapes = ((inputs,), (inputs,), (), (kinds,), (), (2,))
         return cls(networks, *(torch.empty(shape, device="meta") for shape in shapes))
 
     def log_variance(self, inputs: Tensor) -> Tensor:
-        """What the head's networks say on average about inputs ``(*batch, n + 3)``: ``(*batch,)``."""
+        """Return the log-variance ``(*batch,)`` for inputs ``(*batch, n + 3)``, averaged over the head's networks."""
         each = self.scaled(inputs).flatten(0, -2).expand(len(self.networks), -1, -1)
         outputs: Tensor = self.networks(each).squeeze(-1)
         return bounded(outputs).mean(0).view(inputs.shape[:-1]) + self.log_scale.to(inputs)
 
     def scaled(self, inputs: Tensor) -> Tensor:
-        """Inputs in units of their spread, smoothly limited."""
+        r"""Return the standardised inputs z with a smooth limit, :math:`z / \sqrt{1 + (z / 3)^2}`."""
         z = (inputs - self.center.to(inputs)) / self.scale.to(inputs)
         return z / torch.sqrt(1 + (z / LIMIT).square())
 
 
 def bounded(log_variance: Tensor) -> Tensor:
-    """The same near zero, and between -10 and 10 always."""
+    r"""Return :math:`10 \tanh(u / 10)`, which is about u near zero and always between -10 and 10."""
     return STEEPEST * torch.tanh(log_variance / STEEPEST)
 
 
 def head_inputs(features: Tensor, means: Tensor, log_variances: Tensor, kind_weights: Tensor) -> Tensor:
-    """What a :class:`NoiseHead` looks at, ``(*groups, rows, n + 3)``.
+    r"""Return the inputs of a :class:`NoiseHead`, ``(*groups, rows, n + 3)``.
+
+    They are the features, the weighted mean :math:`\mu = \sum_m w_m \mu_m` over the kinds, the logarithm of the
+    weighted standard deviation between the kinds, and half the weighted mean of the log-variances of the networks.
 
     Args:
-        features: Scaled, ``(rows, n)``.
-        means: Of one network of each kind, ``(kinds, *groups, rows)``.
-        log_variances: Of the same networks, ``(kinds, *groups, rows)``.
-        kind_weights: ``(kinds,)``.
+        features: Scaled features, ``(rows, n)``.
+        means: Means of one network of each kind, ``(kinds, *groups, rows)``.
+        log_variances: Log-variances of the same networks, ``(kinds, *groups, rows)``.
+        kind_weights: Weights of the kinds, ``(kinds,)``.
     """
     weights = kind_weights.to(means).view(-1, *[1] * (means.dim() - 1))
     mean = (weights * means).sum(0)
     spread = (weights * (means - mean).square()).sum(0).sqrt().clamp_min(LEAST_SPREAD)
     own = (weights * log_variances.clamp(*OWN_RANGE)).sum(0) / 2
-    told = torch.stack([mean, spread.log(), own], -1)
-    return torch.cat([features.expand(*told.shape[:-1], features.shape[-1]), told], -1)
+    summaries = torch.stack([mean, spread.log(), own], -1)
+    return torch.cat([features.expand(*summaries.shape[:-1], features.shape[-1]), summaries], -1)

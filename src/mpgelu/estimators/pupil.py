@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from mpgelu.likelihoods import GaussianMixture
 from mpgelu.training import training_progress
 
 _BATCH, _GIVEN_SHARE = 256, 0.1  # rows of a step, and the share of them that are given ones
-_PEAK, _CLIP, _BETAS = 1e-2, 5.0, (0.9, 0.98)
+_PEAK, _CLIP, _BETAS, _EPSILON = 1e-2, 5.0, (0.9, 0.98), 1e-8  # of Adam
 _SPEEDS = {"frequency": 3.0, "phase": 3.0, "log_weight_variance": 5.0, "log_bias_variance": 5.0}
 _SIGMA = 0.4  # of the frequencies, see Periodic
 _EPISTEMIC_WEIGHT, _MEAN_WEIGHT = 0.05, 2.0  # of their terms of the loss
@@ -57,22 +57,29 @@ def compact_network(features: int, hidden: Sequence[int], likelihood: GaussianMi
 
 
 class Taught(NamedTuple):
-    """The loss of a batch, and its gradient by the outputs of the network.
+    """The terms of the loss of a batch, and its gradient by the outputs of the network.
 
     Args:
-        loss: ``()``.
-        by_location: By the mean of the location, ``(batch,)``.
+        log_densities: Of the values of each row, but for a constant, ``(values, batch)``.
+        distances: Squared distances of the means in units of the variance, ``(batch,)``.
+        apart: Differences of the logarithms of the epistemic variances, ``(batch,)``.
         by_variance: By the variance of the location, ``(batch,)``.
-        by_shape: By the other outputs, ``(3 K, batch)``.
+        by_outputs: By the other outputs, ``(1 + 3 K, batch)``.
     """
 
-    loss: Tensor
-    by_location: Tensor
+    log_densities: Tensor
+    distances: Tensor
+    apart: Tensor
     by_variance: Tensor
-    by_shape: Tensor
+    by_outputs: Tensor
+
+    def loss(self) -> Tensor:
+        """The loss, ``()``; steps do not need it."""
+        cross_entropy = 0.5 * math.log(2 * math.pi) - self.log_densities.mean()
+        return cross_entropy + _MEAN_WEIGHT * self.distances.mean() + _EPISTEMIC_WEIGHT * self.apart.square().mean()
 
 
-def taught(location: Tensor, variance: Tensor, shape: Tensor, batch: Batch) -> Taught:
+def taught(outputs: Tensor, variance: Tensor, batch: Batch) -> Taught:
     r"""Cross entropy of the distributions, and the distances of their means and of their epistemic variances.
 
     The density is that of :meth:`GaussianMixture.predictive` for these outputs. With the responsibility
@@ -82,16 +89,16 @@ def taught(location: Tensor, variance: Tensor, shape: Tensor, batch: Batch) -> T
         \partial v_k = \frac{r_k}{2 v_k} \Big(1 - \frac{d_k^2}{v_k}\Big)
 
     Written out because a step has so few rows that the bookkeeping of automatic derivatives would take longer than
-    the arithmetic.
+    the arithmetic. For the same reason one operation of torch does here what two would say more plainly.
 
     Args:
-        location: Mean of the location of each row, ``(batch,)``.
+        outputs: Mean of the location, then logits, offsets and log-variances, which are known, ``(1 + 3 K, batch)``;
+            rows come last, for a sum over components is then one over long vectors.
         variance: Variance of the location, ``(batch,)``.
-        shape: Logits, offsets and log-variances, which are known, ``(3 K, batch)``; rows come last, for a sum over
-            components is then one over long vectors.
         batch: What the teacher predicts there.
     """
-    logits, offsets, log_noises = shape.chunk(3)
+    count, rows = len(outputs) // 3, len(variance)
+    location, logits, offsets, log_noises = torch.split(outputs, [1, count, count, count])
     log_weights = logits.log_softmax(0)
     weights, noises = log_weights.exp(), log_noises.exp()
     means, variances = location + offsets, variance + noises
@@ -99,26 +106,23 @@ def taught(location: Tensor, variance: Tensor, shape: Tensor, batch: Batch) -> T
     errors = batch.values - means.unsqueeze(1)  # (K, values, batch)
     ratios = errors * precisions.unsqueeze(1)
     squares = errors * ratios
-    heights = (log_weights - 0.5 * variances.log()).unsqueeze(1) - 0.5 * squares
-    log_densities = heights.logsumexp(0)
-    responsibilities = (heights - log_densities).exp()
+    heights = torch.sub(torch.sub(log_weights, variances.log(), alpha=0.5).unsqueeze(1), squares, alpha=0.5)
+    highest = heights.amax(0)
+    responsibilities = heights.sub_(highest).exp_()
+    total = responsibilities.sum(0)
+    responsibilities /= len(total) * total  # divided by the number of values, so that their sums are averages
+    log_densities = total.log_().add_(highest)
+
     mean = (weights * means).sum(0)
     distance = mean - batch.mean
     away, apart = distance / batch.variance, variance.log() - batch.log_epistemic
-    loss = (
-        0.5 * math.log(2 * math.pi)
-        - log_densities.mean()
-        + _MEAN_WEIGHT * (distance * away).mean()
-        + _EPISTEMIC_WEIGHT * apart.square().mean()
-    )
-    pull = 2 * _MEAN_WEIGHT * away * weights
-    by_means = pull - (responsibilities * ratios).mean(1)
-    by_logits = weights - responsibilities.mean(1) + pull * (means - mean)
-    by_variances = 0.5 * precisions * (responsibilities * (1 - squares)).mean(1)
+    share, pull = responsibilities.sum(1), weights * (2 * _MEAN_WEIGHT * away)
+    by_means = pull - ratios.mul_(responsibilities).sum(1)
+    by_logits = torch.addcmul(weights - share, pull, means - mean)
+    by_variances = 0.5 * precisions * (share - squares.mul_(responsibilities).sum(1))
     by_variance = by_variances.sum(0) + 2 * _EPISTEMIC_WEIGHT * apart / variance
-    by_shape = torch.cat([by_logits, by_means, by_variances * noises])
-    rows = len(location)
-    return Taught(loss, by_means.sum(0) / rows, by_variance / rows, by_shape / rows)
+    by_outputs = torch.cat([by_means.sum(0, keepdim=True), by_logits, by_means, by_variances * noises])
+    return Taught(log_densities, distance * away, apart, by_variance / rows, by_outputs / rows)
 
 
 class _Layers(NamedTuple):
@@ -129,23 +133,21 @@ class _Layers(NamedTuple):
     combination: Tensor
     scale: Tensor
     hidden: list[tuple[Tensor, Tensor]]  # weight and bias of each
-    location: Tensor
-    location_bias: Tensor
+    head: Tensor  # of the location, then of the shape
+    head_bias: Tensor
     log_variance: Tensor
     log_bias_variance: Tensor
-    shape: Tensor
-    shape_bias: Tensor
 
     @staticmethod
-    def of(tensors: Iterable[Tensor]) -> _Layers:
-        """From tensors in the order of the network's parameters."""
-        frequency, phase, combination, scale, *hidden, a, b, c, d, e, f = tensors
+    def of(tensors: Sequence[Tensor]) -> _Layers:
+        """From tensors in this order, weights and biases in turns."""
+        frequency, phase, combination, scale, *hidden, head, head_bias, log_variance, log_bias_variance = tensors
         pairs = list(zip(hidden[::2], hidden[1::2], strict=True))
-        return _Layers(frequency, phase, combination, scale, pairs, a, b, c, d, e, f)
+        return _Layers(frequency, phase, combination, scale, pairs, head, head_bias, log_variance, log_bias_variance)
 
 
-def learn(layers: _Layers, gradients: _Layers, batch: Batch) -> Tensor:
-    """The loss of a batch; its gradient is written into the tensors for it.
+def learn(layers: _Layers, gradients: _Layers, batch: Batch) -> Taught:
+    """What a batch teaches; the gradient of its loss is written into the tensors for it.
 
     Args:
         layers: Of the network that :func:`compact_network` makes.
@@ -162,31 +164,28 @@ def learn(layers: _Layers, gradients: _Layers, batch: Batch) -> Tensor:
         inputs.append(F.silu(sums[-1]))
     last = inputs[-1]
     squares, variances, bias_variance = last.square(), layers.log_variance[0].exp(), layers.log_bias_variance.exp()
-    location = torch.addmv(layers.location_bias, last, layers.location[0])
-    variance = torch.addmv(bias_variance, squares, variances)
-    found = taught(location, variance, torch.addmm(layers.shape_bias[:, None], layers.shape, last.T), batch)
+    outputs = torch.addmm(layers.head_bias.unsqueeze(1), layers.head, last.T)
+    found = taught(outputs, torch.addmv(bias_variance, squares, variances), batch)
 
-    torch.mm(found.by_shape, last, out=gradients.shape)
-    torch.sum(found.by_shape, 1, out=gradients.shape_bias)
-    gradients.location[0] = found.by_location @ last
-    gradients.location_bias[0] = found.by_location.sum()
-    gradients.log_variance[0] = (found.by_variance @ squares) * variances
-    gradients.log_bias_variance[0] = found.by_variance.sum() * bias_variance[0]
-    by = torch.addr(found.by_shape.T @ layers.shape, found.by_location, layers.location[0])
-    by = by.addcmul_(last, torch.outer(found.by_variance, variances), value=2)
+    torch.mm(found.by_outputs, last, out=gradients.head)
+    torch.sum(found.by_outputs, 1, out=gradients.head_bias)
+    torch.mul(found.by_variance @ squares, variances, out=gradients.log_variance[0])
+    torch.mul(found.by_variance.sum(), bias_variance, out=gradients.log_bias_variance)
+    by = found.by_outputs.T @ layers.head
+    by.addcmul_(last, torch.outer(found.by_variance, variances), value=2)
     backwards = zip(layers.hidden[::-1], gradients.hidden[::-1], inputs[-2::-1], sums[::-1], strict=True)
     for (weight, _), (of_weight, of_bias), given, total in backwards:
         by = torch.ops.aten.silu_backward(by, total)
         torch.mm(by.T, given, out=of_weight)
         torch.sum(by, 0, out=of_bias)
         by = by @ weight
-    torch.sum(by * embedded, 0, out=gradients.scale)
-    by = (by * layers.scale).reshape(len(by), len(cosines), -1)[..., 1:].transpose(0, 1)  # (n, batch, outputs)
+    torch.sum(embedded.mul_(by), 0, out=gradients.scale)
+    by = by.mul_(layers.scale).reshape(len(by), len(cosines), -1)[..., 1:].transpose(0, 1)  # (n, batch, outputs)
     torch.bmm(cosines.mT, by, out=gradients.combination)
     by = torch.bmm(by, layers.combination.mT).transpose(0, 1) * angles.sin_()
     torch.mul(by.sum(0), -_TURN, out=gradients.phase)
-    torch.mul((by * z).sum(0), -_TURN, out=gradients.frequency)
-    return found.loss
+    torch.mul(by.mul_(z).sum(0), -_TURN, out=gradients.frequency)
+    return found
 
 
 @torch.no_grad()
@@ -201,37 +200,63 @@ def train(network: nn.Sequential, lesson: Lesson, steps: int, seed: int, progres
         progress: Show a progress bar on a terminal.
     """
     generator = torch.Generator().manual_seed(seed)
-    vectors, layers, gradients = _flat(network)
-    optimizer = torch.optim.Adam(
-        [{"params": [vector], "speed": speed} for speed, vector in vectors.items()], lr=_PEAK, betas=_BETAS, fused=True
-    )
+    parameters = _Parameters(network)
     of_given = round(_GIVEN_SHARE * _BATCH)
     with training_progress(progress) as bar:
         task = bar.add_task("compact network", total=steps, loss=math.nan)
         for step in range(steps):
             at = torch.randint(len(lesson.z), (_BATCH,), generator=generator)
             at[:of_given] = torch.randint(lesson.given, (of_given,), generator=generator)
-            loss = learn(layers, gradients, lesson.batch(at, step))
-            for group in optimizer.param_groups:
-                group["lr"] = group["speed"] * learning_rate(_PEAK, (step + 1) / steps)
-            if nn.utils.clip_grad_norm_(vectors.values(), _CLIP).isfinite():
-                optimizer.step()
+            found = learn(parameters.layers, parameters.gradients, lesson.batch(at, step))
+            parameters.step(learning_rate(_PEAK, (step + 1) / steps))
             if step % _SHOWN_EVERY == 0:
-                bar.update(task, completed=step, loss=loss.item())
+                bar.update(task, completed=step, loss=found.loss().item())
 
 
-def _flat(network: nn.Module) -> tuple[dict[float, nn.Parameter], _Layers, _Layers]:
-    """Parameters of each speed as one vector with its gradient, and both as views by layer; the network's are views."""
-    named = dict(network.named_parameters())
-    speeds = {name: _SPEEDS.get(name.rpartition(".")[2], 1.0) for name in named}
-    vectors: dict[float, nn.Parameter] = {}
-    gradients: dict[str, Tensor] = {}
-    for speed in sorted(set(speeds.values())):
-        chosen = {name: p for name, p in named.items() if speeds[name] == speed}
-        vector = vectors[speed] = nn.Parameter(torch.cat([p.detach().flatten() for p in chosen.values()]))
-        vector.grad = torch.zeros_like(vector)
-        sizes = [p.numel() for p in chosen.values()]
-        parts = (torch.split(whole, sizes) for whole in (vector.detach(), vector.grad))
-        for (name, p), values, gradient in zip(chosen.items(), *parts, strict=True):
-            p.data, gradients[name] = values.view_as(p), gradient.view_as(p)
-    return vectors, _Layers.of(p.detach() for p in named.values()), _Layers.of(gradients[name] for name in named)
+class _Parameters:
+    """Parameters of a compact network as one vector, of which the network's are views, and their gradient; Adam.
+
+    One vector, because each operation on all parameters is then one of torch.
+
+    Args:
+        network: As :func:`compact_network` makes it; its parameters are moved into the vector.
+    """
+
+    def __init__(self, network: nn.Sequential) -> None:
+        names, held = zip(*network.named_parameters(), strict=True)
+        *first, a, a_bias, log_variance, log_bias_variance, b, b_bias = held
+        parts = [*first, torch.cat([a, b]), torch.cat([a_bias, b_bias]), log_variance, log_bias_variance]
+        speeds = [_SPEEDS.get(name.rpartition(".")[2], 1.0) for name in (*names[:-6], "head", "bias", *names[-4:-2])]
+        self.vector = _joined(parts)
+        self.speed = _joined([torch.full_like(part, speed) for part, speed in zip(parts, speeds, strict=True)])
+        self.gradient, self.mean, self.square = (torch.zeros_like(self.vector) for _ in range(3))
+        self.layers, self.gradients = (_Layers.of(_split(whole, parts)) for whole in (self.vector, self.gradient))
+        self.taken = 0
+        *first, head, bias, log_variance, log_bias_variance = _split(self.vector, parts)
+        views = [*first, head[:1], bias[:1], log_variance, log_bias_variance, head[1:], bias[1:]]
+        for parameter, view in zip(held, views, strict=True):
+            parameter.data = view
+
+    def step(self, rate: float) -> None:
+        """A step of Adam by the gradient, shortened where it is too long and left out where it is not finite."""
+        norm = self.gradient.norm().item()
+        if not math.isfinite(norm):
+            return
+        if norm > _CLIP:
+            self.gradient *= _CLIP / norm
+        self.taken += 1
+        of_mean, of_square = (1 - beta**self.taken for beta in _BETAS)
+        self.mean.lerp_(self.gradient, 1 - _BETAS[0])
+        self.square.mul_(_BETAS[1]).addcmul_(self.gradient, self.gradient, value=1 - _BETAS[1])
+        root = self.square.sqrt().mul_(of_square**-0.5).add_(_EPSILON)
+        self.vector.addcmul_(torch.div(self.mean, root, out=root), self.speed, value=-rate / of_mean)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat([part.detach().flatten() for part in parts])
+
+
+def _split(whole: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Parts of a vector in the shapes of others."""
+    parts = torch.split(whole, [part.numel() for part in like])
+    return [part.view_as(shape) for part, shape in zip(parts, like, strict=True)]

@@ -1,90 +1,94 @@
-"""The scikit-learn estimator: calibrated regression on tables without choices to make."""
+"""The scikit-learn estimator: regression with predictive distributions, with defaults for all settings."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Self, overload
+from typing import Any, Self
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from mpgelu.errors import InputError
-from mpgelu.estimators import conformal
 from mpgelu.estimators.arguments import plain
-from mpgelu.estimators.checks import check_memory, check_target, is_valid
+from mpgelu.estimators.checks import check_memory, check_target
 from mpgelu.estimators.distillation import Distilling
-from mpgelu.estimators.measurement import ROWS_AT_ONCE, checked_errors
-from mpgelu.estimators.predicted import PredictedParts, inputs_of, spans_of
+from mpgelu.estimators.predicted import Predicting
 from mpgelu.estimators.recipe import Kind, Noise, Rows, Settings, Trained, settings_of, train
 from mpgelu.estimators.scales import robust_scale, target_scales
 from mpgelu.estimators.streamed import Streaming
 from mpgelu.likelihoods import Likelihood
 from mpgelu.moments import Moments
-from mpgelu.native.threads import job_count, one_thread_each, run_all
 from mpgelu.networks import Parts, parts_of
-from mpgelu.predictive import Predictive
 from mpgelu.storage.arrays import write_arrays
 
-FAST: dict[str, Any] = {"effort": 0.2}  # a fifth of the time: ``MPGELURegressor(**FAST)``
-
-_NODES, _FLOATS = 32, (np.float64, np.float32)
-
-Array = NDArray[np.float64]
+FAST: dict[str, Any] = {"effort": 0.2}  # trains in a fifth of the time: ``MPGELURegressor(**FAST)``
 
 
-class MPGELURegressor(Streaming, Distilling, RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """Regression that says how sure it is: an ensemble of networks, predicted without sampling.
+class MPGELURegressor(Predicting, Streaming, Distilling, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    r"""Regression with predictive distributions: a weighted ensemble of networks, evaluated without sampling.
 
-    Features are scaled robustly and limited smoothly. Networks of several kinds, which differ in how finely they
-    resolve the features, are trained on all folds of the rows but one each. How much each kind counts, how large the
-    noise is and how much the networks' disagreement says about their error is learned from the rows that each has not
-    seen. The prediction is the mixture of all networks.
+    The predictive distribution is the mixture of the distributions of all networks,
+
+    .. math:: p(y \mid x) = \sum_k w_k\, p_k(y \mid x),
+
+    with means that are moved towards their average; see :class:`Ensemble`. ``fit`` proceeds as follows:
+
+    1. Features are scaled by median and quartiles and limited smoothly; the target is standardised.
+    2. Networks of several kinds, which differ in their dropout rates and embeddings, are trained by cross-validation:
+       of each kind, one network for each fold, on the rows outside that fold.
+    3. The weights of the kinds, the noise and the shrinkage of the networks are estimated from the predictions of rows
+       by the networks that were not trained on them.
 
     Args:
-        hidden: Units of each hidden layer; ``None`` takes two layers of 128, wider ones above 100,000 rows.
-        rate: Dropout rate, or several, of which each makes kinds of networks of its own. Networks with dropout are
-            trained and predicted by their moments.
-        sigma: Standard deviations of the starting frequencies of the periodic embedding of features, one kind of
-            networks for each; ``None`` in their place for networks without an embedding.
-        brief: Let two kinds of networks that are trained briefly, one of them with dropout, be among the members up to
-            1,000,000 rows, and a Gaussian process up to 2,000; what they count is decided by held-out rows.
-        folds: Parts of the rows, of which each network leaves out one; ``None`` takes 5.
-        network: Builds a network from the number of features, the :class:`Kind` and the number of outputs, instead of
-            the default perceptron.
-        likelihood: What the outputs of the networks mean. ``None`` is a mean with noise that is learned from held-out
-            rows; with another likelihood the networks' outputs are all there is.
-        moments: Type of the moments that networks with random layers propagate in predictions; ``None`` takes exact
-            ones unless diagonal ones predict the held-out folds better.
-        noise: ``"heteroscedastic"``, a noise that depends on the features, or ``"homoscedastic"``.
+        hidden: Number of units of each hidden layer; ``None`` for two layers of 128, wider above 100,000 rows.
+        rate: Dropout rate, or several; each rate is a kind of networks. Moments are propagated through networks with
+            dropout, in training and in prediction.
+        sigma: Standard deviation of the initial frequencies of the periodic embedding of features, or several; each is
+            a kind of networks. ``None`` among them is a kind without an embedding.
+        brief: Whether two kinds of networks with a short training, one of them with dropout, are added for up to
+            1,000,000 rows, and a Gaussian process for up to 2,000. Their weights are estimated like those of others.
+        folds: Number of folds of the cross-validation; ``None`` for 5.
+        network: Function from the number of features, the :class:`Kind` and the number of outputs to a network;
+            ``None`` for the default perceptron.
+        likelihood: Likelihood of the outputs of the networks. ``None`` is a mean with noise that is estimated from
+            held-out rows; with another likelihood the distribution of a network depends on its own outputs alone.
+        moments: Type of the moments that predictions propagate through networks with random layers; ``None`` for exact
+            ones, or diagonal ones if these have the higher log-likelihood on held-out rows.
+        noise: ``"heteroscedastic"`` for a noise variance that depends on the features, or ``"homoscedastic"``.
         effort: Factor of the number of optimiser steps.
-        steps: Of the optimiser, for each kind; ``None`` chooses by the number of rows.
-        batch_size: Rows in a step; ``None`` chooses by the number of rows.
-        learning_rate: Peak of its schedule, a warm-up and half a cosine.
-        beta: Rows with a large predictive variance count by its power ``beta`` in the loss, which keeps the mean from
-            being neglected where it fits badly; 0 is the plain likelihood.
-        time_limit: Seconds that ``fit`` may take; it then takes fewer steps if need be. ``None`` for no limit.
-        warm_start: Go on from the networks of the previous ``fit``.
-        checkpoint: Folder that keeps the state during ``fit``; the same fit goes on from there after a crash.
-        random_state: Seed of folds, starting weights and batches.
-        n_jobs: Threads of ``fit``, which trains kinds of networks, and of predictions of many rows, as in scikit-learn;
-            ``None`` takes all cores that torch may use. Inside ``joblib.parallel_config`` with a backend of processes
-            (loky, Dask, Ray) ``fit`` uses its workers. The bits of a result do not depend on it.
-        verbose: Show a progress bar on a terminal.
+        steps: Number of optimiser steps of each kind; ``None`` for a number that depends on the number of rows.
+        batch_size: Number of rows in a step; ``None`` for a number that depends on the number of rows.
+        learning_rate: Largest learning rate of the schedule, a linear warm-up followed by half a cosine.
+        beta: Exponent :math:`\beta` of the weight :math:`v^\beta` of a row with predictive variance v in the loss, as
+            in the beta-NLL of Seitzer et al. (2022). Rows that are fitted badly then keep their influence on the mean;
+            0 is the plain likelihood.
+        time_limit: Largest duration of ``fit`` in seconds, to which the number of steps is adapted; ``None`` for no
+            limit.
+        warm_start: Whether ``fit`` continues from the networks of the previous call.
+        checkpoint: Folder for the state of ``fit``, from which the same call continues after a crash.
+        random_state: Seed of folds, initial weights and batches.
+        n_jobs: Number of threads of ``fit`` and of predictions, as in scikit-learn; ``None`` for as many as torch uses.
+            Inside ``joblib.parallel_config`` with a backend of processes (loky, Dask, Ray), ``fit`` uses its workers.
+            Results are bit-identical for any number.
+        device: Device on which ``fit`` trains the networks, for example ``"cuda"``. Scaling, noise and predictions are
+            computed on the CPU; ``ensemble_.to(device)`` is the fitted model on another device.
+        verbose: Whether to show a progress bar on a terminal.
 
     Attributes:
         ensemble_: The fitted :class:`Ensemble`, a torch module from raw features to a :class:`Predictive`.
-        kind_weights_: Share of each kind of networks in the mixture.
-        score_: Mean log density of held-out rows, in the target's unit.
-        n_iter_: Steps taken.
+        kind_weights_: Weight of each kind of networks in the mixture, by name.
+        score_: Mean log density of held-out rows, in nats, for the target in its own unit.
+        n_iter_: Number of optimiser steps.
+        calibration_scores_: Sorted conformity scores, ``None`` before :meth:`calibrate`.
         n_features_in_: Number of features.
-        feature_names_in_: Their names, if X was a data frame.
+        feature_names_in_: Names of the features, if ``X`` was a data frame.
 
     Example:
         >>> from sklearn.datasets import load_diabetes
@@ -94,7 +98,7 @@ class MPGELURegressor(Streaming, Distilling, RegressorMixin, BaseEstimator):  # 
         >>> lower, upper = model.predict_interval(X[400:], level=0.9)
     """
 
-    _trained: Trained  # of the last fit, from which a warm start goes on
+    _trained: Trained  # the result of the last fit, from which a warm start continues
 
     def __init__(
         self,
@@ -118,6 +122,7 @@ class MPGELURegressor(Streaming, Distilling, RegressorMixin, BaseEstimator):  # 
         checkpoint: str | os.PathLike[str] | None = None,
         random_state: int | np.random.RandomState | None = None,
         n_jobs: int | None = None,
+        device: str | torch.device = "cpu",
         verbose: bool | int = False,
     ) -> None:
         self.hidden = hidden
@@ -139,15 +144,21 @@ class MPGELURegressor(Streaming, Distilling, RegressorMixin, BaseEstimator):  # 
         self.checkpoint = checkpoint
         self.random_state = random_state
         self.n_jobs = n_jobs
+        self.device = device
         self.verbose = verbose
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train the ensemble.
 
         Args:
-            X: Features ``(rows, n)``.
-            y: Target ``(rows,)``.
-            sample_weight: How much each row counts, ``(rows,)``.
+            X: Features, ``(rows, n)``, finite.
+            y: Target, ``(rows,)``, finite.
+            sample_weight: Weights of the rows in the loss, ``(rows,)``, not negative. They are divided by their mean;
+                rows of weight zero are left out.
+
+        Raises:
+            InputError: The data or an argument of the estimator are invalid.
+            TrainingError: The loss stays non-finite.
         """
         check_target(y)
         features, target = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2)
@@ -173,158 +184,19 @@ class MPGELURegressor(Streaming, Distilling, RegressorMixin, BaseEstimator):  # 
         self._keep(trained, scaling, target_mean, target_scale, features)
         return self
 
-    @overload
-    def predict(
-        self, X: ArrayLike, return_std: Literal[False] = False, input_std: ArrayLike | None = None
-    ) -> Array: ...
-    @overload
-    def predict(
-        self, X: ArrayLike, return_std: Literal[True], input_std: ArrayLike | None = None
-    ) -> tuple[Array, Array]: ...
-    def predict(
-        self, X: ArrayLike, return_std: bool = False, input_std: ArrayLike | None = None
-    ) -> Array | tuple[Array, Array]:
-        """Mean of the target for each row, and its standard deviation if asked for.
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted model to one file, which :func:`mpgelu.load` reads.
 
         Args:
-            X: features ``(rows, n)``.
-            return_std: return the standard deviation too.
-            input_std: standard deviation of independent measurement errors of the features: one number, one for each
-                feature ``(n,)``, or for each row and feature ``(rows, n)``. The prediction is then that of y where
-                the true features are X plus such errors: the model's distribution averaged over them, at fixed points.
-        """
-        mean, stddev = self._by_chunk(X, input_std, 2, lambda p: (p.mean, p.stddev))
-        return (mean, stddev) if return_std else mean
-
-    def predict_parts(self, X: ArrayLike, input_std: ArrayLike | None = None) -> PredictedParts:
-        """Mean, and the standard deviations from not knowing the function and from noise, of each row.
-
-        Args:
-            X: features ``(rows, n)``.
-            input_std: as in :meth:`predict`.
-        """
-        parts = self._by_chunk(
-            X, input_std, 2, lambda p: (p.mean, p.epistemic_variance.sqrt(), p.aleatoric_variance.sqrt())
-        )
-        return PredictedParts(*parts)
-
-    def predict_distribution(self, X: ArrayLike, input_std: ArrayLike | None = None) -> Predictive:
-        """The distribution of the target for each row: density, cdf, quantiles, CRPS, samples.
-
-        It holds some thousand numbers for each row, and tens of thousands with ``input_std``; give many rows in parts.
-
-        Args:
-            X: features ``(rows, n)``.
-            input_std: as in :meth:`predict`.
-        """
-        at_once = None if input_std is None else len(np.asarray(X))  # rows differ in their components
-        return Predictive.concatenate([p for _, p in self.distributions(X, input_std, rows_at_once=at_once)])
-
-    def distributions(
-        self, X: ArrayLike, input_std: ArrayLike | None = None, *, nodes: int = 32, rows_at_once: int | None = None
-    ) -> Iterator[tuple[slice, Predictive]]:
-        """Distributions of the target, some rows at a time: memory for these and no more.
-
-        Args:
-            X: features ``(rows, n)``.
-            input_std: as in :meth:`predict`.
-            nodes: Components of each network's part of the mixture; the mean and the variances do not depend on it.
-            rows_at_once: Rows of each part but the last; fewer by default where features have errors.
-
-        Yields:
-            Which rows, and their distributions.
-        """
-        values, errors = self._checked(X, input_std)
-        usual = self.ensemble_.rows_at_once if errors is None else ROWS_AT_ONCE
-        for rows in spans_of(len(values), rows_at_once or usual):
-            yield rows, self._distribution(values, errors, rows, nodes)
-
-    def predict_quantile(self, X: ArrayLike, q: float | Sequence[float], input_std: ArrayLike | None = None) -> Array:
-        """Quantiles of the target, ``(rows,)`` for one probability q and ``(rows, len(q))`` for several.
-
-        Args:
-            X: features ``(rows, n)``.
-            q: probabilities strictly between 0 and 1.
-            input_std: as in :meth:`predict`.
-        """
-        probabilities = np.atleast_1d(np.asarray(q, dtype=np.float64)).tolist()
-        if not all(0 < probability < 1 for probability in probabilities):
-            raise InputError(f"predict_quantile: q must lie strictly between 0 and 1, got {q}")
-        (quantiles,) = self._by_chunk(X, input_std, _NODES, lambda p: (p.quantile(probabilities),))
-        return quantiles if np.ndim(q) else quantiles[:, 0]
-
-    def predict_interval(
-        self, X: ArrayLike, level: float = 0.9, input_std: ArrayLike | None = None
-    ) -> tuple[Array, Array]:
-        """Lower and upper end of an interval that holds the target with probability ``level``.
-
-        The central interval of the predictive distribution; after :meth:`calibrate`, the conformal one instead.
-
-        Args:
-            X: features ``(rows, n)``.
-            level: strictly between 0 and 1.
-            input_std: as in :meth:`predict`.
-        """
-        self.check_level(level)
-        nodes = _NODES if self.calibration_scores_ is None else 2
-        lower, upper = self._by_chunk(X, input_std, nodes, lambda p: self.interval_of(p, level))
-        return lower, upper
-
-    def interval_of(self, distribution: Predictive, level: float, tolerance: float = 0.0) -> tuple[Array, Array]:
-        """Ends of the interval of :meth:`predict_interval`, from distributions that this model predicted.
-
-        Args:
-            distribution: Of some rows, as :meth:`distributions` gives them.
-            level: Strictly between 0 and 1.
-            tolerance: Probability by which the ends of an interval that is not calibrated may be off.
-        """
-        if self.calibration_scores_ is None:
-            lower, upper = distribution.interval(level, tolerance)
-            return lower.numpy(), upper.numpy()
-        mean = distribution.mean.numpy()
-        width = conformal.quantile(self.calibration_scores_, level) * distribution.stddev.numpy()
-        return mean - width, mean + width
-
-    def check_level(self, level: float) -> None:
-        """Refuse a level for which this model has no interval.
+            path: File to write, in the safetensors format: arrays and JSON, no code.
 
         Raises:
-            InputError: It is not strictly between 0 and 1, or there are too few calibration rows for it.
-        """
-        if not 0 < level < 1:
-            raise InputError(f"predict_interval: level must lie strictly between 0 and 1, got {level}; 90 % is 0.9")
-        check_is_fitted(self, "ensemble_")
-        if self.calibration_scores_ is not None:
-            conformal.quantile(self.calibration_scores_, level)
-
-    def calibrate(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Calibrate the intervals on rows that were not used in ``fit``, by split conformal prediction.
-
-        Afterwards :meth:`predict_interval` is the mean plus or minus a multiple of the predicted standard deviation.
-        If the calibration rows and a new row are exchangeable, it holds the new target with probability at least
-        ``level``, whatever the distribution of the data and however wrong the model; with n calibration rows without
-        ties at most ``level + 1 / (n + 1)``. The guarantee is for the average over rows, not for each.
-
-        Args:
-            X: features ``(rows, n)``.
-            y: target ``(rows,)``.
-        """
-        check_is_fitted(self, "ensemble_")
-        check_target(y)
-        _, target = validate_data(self, X, y, reset=False, dtype=np.float64, y_numeric=True)
-        self.calibration_scores_ = conformal.scores(target, *self.predict(X, return_std=True))
-        return self
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted model to one file, to be read by :func:`mpgelu.load`.
-
-        Args:
-            path: of the file; a safetensors file that holds arrays and JSON, and no code.
+            DataError: The file cannot be written.
         """
         write_arrays(Path(path), "model", *self.described())
 
     def described(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Arrays, and what JSON must hold beside them, for :func:`from_description`."""
+        """Return the arrays of the model by name, and a description in JSON, for :func:`from_description`."""
         check_is_fitted(self, "ensemble_")
         arrays, about = self.ensemble_.described()
         if self.calibration_scores_ is not None:
@@ -339,7 +211,17 @@ class MPGELURegressor(Streaming, Distilling, RegressorMixin, BaseEstimator):  # 
         return arrays, about
 
     def _continued(self, settings: Settings, shape: tuple[int, ...]) -> Settings:
-        """The settings with the seed of the previous fit, so that each network's held-out rows stay held out."""
+        """Return the settings for a warm start, with the seed of the previous fit.
+
+        The same seed gives the same folds, so that rows that were held out from a network stay held out.
+
+        Args:
+            settings: Settings of this fit.
+            shape: Shape of its features.
+
+        Raises:
+            InputError: Kinds, folds, noise or the shape of the data differ from the previous fit.
+        """
         before, shape_before = self._fitted_with
         changed = [name for name in ("kinds", "folds", "noise") if getattr(settings, name) != getattr(before, name)]
         if shape != shape_before:
@@ -350,37 +232,6 @@ class MPGELURegressor(Streaming, Distilling, RegressorMixin, BaseEstimator):  # 
                 "set warm_start=False to start anew"
             )
         return replace(settings, seed=before.seed)
-
-    def _checked(self, X: ArrayLike, input_std: ArrayLike | None) -> tuple[Array, Array | None]:
-        """Features, float32 ones as they are, and their errors; ``None`` if all of these are zero."""
-        if not hasattr(self, "ensemble_"):  # the check takes longer than the networks of one row
-            check_is_fitted(self, "ensemble_")
-        values = np.asarray(X if is_valid(self, X) else validate_data(self, X, reset=False, dtype=_FLOATS))
-        errors = None if input_std is None else checked_errors("predict", input_std, values.shape)
-        return values, None if errors is None or not errors.any() else errors
-
-    def _distribution(self, values: Array, errors: Array | None, rows: slice, nodes: int) -> Predictive:
-        with torch.no_grad():
-            distribution: Predictive = self.ensemble_(*inputs_of(values, errors, rows), nodes)
-        return distribution
-
-    def _by_chunk(
-        self,
-        X: ArrayLike,
-        input_std: ArrayLike | None,
-        nodes: int,
-        summary: Callable[[Predictive], tuple[Any, ...]],
-    ) -> tuple[Array, ...]:
-        """A summary of every row's distribution, a chunk of rows at a time: memory for the result and no more."""
-        values, errors = self._checked(X, input_std)
-        spans = spans_of(len(values), self.ensemble_.rows_at_once if errors is None else ROWS_AT_ONCE)
-        tasks = [lambda rows=rows: summary(self._distribution(values, errors, rows, nodes)) for rows in spans]
-        threads = job_count(self.n_jobs) if len(tasks) > 1 else 1
-        with one_thread_each():
-            found = run_all(tasks, threads)
-        if len(found) == 1:
-            return tuple(map(np.ascontiguousarray, found[0]))
-        return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))
 
 
 @parts_of.register

@@ -1,4 +1,4 @@
-"""Scales of features and targets, as they are before any training."""
+"""Scales of features and targets, estimated from the training data."""
 
 from __future__ import annotations
 
@@ -11,18 +11,25 @@ from mpgelu.networks import FeatureScale
 
 Array = NDArray[np.float64]
 
-LIMIT = 3.0  # of scaled features
-_SMALLEST_SCALE = 1e-12  # relative to the centre: a feature that varies less is constant
-_OF_QUARTILES = 1.349  # distance of the quartiles of a standard normal distribution
-_LEAST_SHARE = 0.2  # of the standard deviation; quartiles may lie close together in a wide distribution
+LIMIT = 3.0  # smooth limit of scaled features
+_SMALLEST_SCALE = 1e-12  # variation relative to the centre below which a feature counts as constant
+_OF_QUARTILES = 1.349  # interquartile range of a standard normal distribution
+_LEAST_SHARE = 0.2  # smallest scale relative to the standard deviation, for small interquartile ranges
 
 
 def robust_scale(X: Array) -> FeatureScale:
-    """Median and distance of the quartiles of each feature, with a smooth limit at three of them.
+    r"""Return the robust scaling of each feature, by its median and interquartile range.
 
-    The scale is at least a fifth of the standard deviation, taken inside the limit of ten quartile distances so that
-    one absurd cell does not flatten a column. Where the quartiles are equal, as of a column that is mostly zero, it is
-    the typical distance of the other values from the median: these carry the information and must not be limited.
+    .. math:: z = \frac{x - \operatorname{median}}{s}, \qquad
+        s = \max\Big(\frac{\mathrm{IQR}}{1.349},\ \frac{\sigma}{5}\Big), \qquad
+        \text{output} = \frac{z}{\sqrt{1 + (z / 3)^2}}
+
+    The standard deviation :math:`\sigma` is taken of values clipped at ten times :math:`\mathrm{IQR} / 1.349`, so that
+    a single outlier does not compress the column. If the quartiles are equal, as in a column that is mostly zero, s is
+    the median absolute deviation of the values that differ from the median, because these carry the information.
+
+    Args:
+        X: Features, ``(rows, n)``.
 
     Raises:
         InputError: Differences of the values overflow.
@@ -35,7 +42,7 @@ def robust_scale(X: Array) -> FeatureScale:
         raise InputError("fit: values are too large: their differences overflow; rescale the data")
     largest = np.abs(distance).max(axis=0)
     constant = largest <= _SMALLEST_SCALE * np.abs(center)
-    unit = np.where(constant, 1.0, largest)  # squares of what is at most one neither overflow nor vanish
+    unit = np.where(constant, 1.0, largest)  # in this unit squares neither overflow nor underflow
     spread = (quartiles[1] - quartiles[0]) / _OF_QUARTILES
     typical = np.where(spread > 0, 10 * spread, np.inf)
     inside = np.clip(distance, -typical, typical) / unit
@@ -49,7 +56,7 @@ def robust_scale(X: Array) -> FeatureScale:
 
 
 def _typical_distance(distance: Array) -> Array:
-    """Median of the absolute values that are not zero, of each column; one where all are."""
+    """Return the median of the non-zero absolute values of each column, ``(n,)``; one if all values are zero."""
     found = np.ones(distance.shape[1])
     for column, values in enumerate(np.abs(distance.T)):
         others = values[values > 0]
@@ -58,7 +65,11 @@ def _typical_distance(distance: Array) -> Array:
 
 
 def target_scales(y: Array, weights: Array) -> tuple[float, float]:
-    """Weighted mean and standard deviation of the target; a constant one has scale one.
+    """Return the weighted mean and standard deviation of the target; the scale of a constant target is one.
+
+    Args:
+        y: Targets, ``(rows,)``.
+        weights: Weights of the rows, ``(rows,)``.
 
     Raises:
         InputError: Differences of the values overflow.

@@ -1,4 +1,4 @@
-"""Fitting an estimator to rows that need not fit into memory."""
+"""Training of an estimator on rows that need not fit into memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FEWEST_ROWS = 1_000
 
 
 class Streaming:
-    """What an estimator needs to be fitted to a stream of rows, and to keep what was trained."""
+    """The methods of an estimator that train on a stream of rows and set the fitted attributes."""
 
     checkpoint: Any
     n_jobs: int | None
@@ -37,13 +37,16 @@ class Streaming:
     def fit_stream(self, stream: Stream, *, spent: float = 0.0) -> Self:
         """Train the ensemble on rows that need not fit into memory; :meth:`TableModel.fit` does so for Parquet files.
 
-        The features are scaled by the quantiles of a sample and by exact ranges, the networks are trained on rows as
-        they come, and their weights and the noise are learned from the sample, each row of which is judged by networks
-        that have not seen it.
+        Features are scaled by the quantiles of a sample and by exact ranges. Networks are trained on the blocks of the
+        stream. Weights of the kinds and noise are estimated from the sample, with predictions of each row by networks
+        that were not trained on it.
 
         Args:
-            stream: The rows.
-            spent: Seconds of ``time_limit`` that are over.
+            stream: The rows; at least 1,000.
+            spent: Seconds that have already been spent of ``time_limit``.
+
+        Raises:
+            InputError: There are too few rows, or ``warm_start`` is set.
         """
         if self.warm_start:
             raise InputError("fit: warm_start needs the rows in memory; set warm_start=False, or checkpoint to resume")
@@ -71,7 +74,15 @@ class Streaming:
     def _keep(
         self, trained: Trained, scaling: FeatureScale, target_mean: float, target_scale: float, features: Array
     ) -> None:
-        """Set the attributes of a fitted estimator."""
+        """Set the attributes of a fitted estimator.
+
+        Args:
+            trained: Result of the training.
+            scaling: Scaling of the features.
+            target_mean: Mean of the target.
+            target_scale: Scale of the target.
+            features: Raw features of the training rows, or of a sample, for :meth:`Distilling.distill`.
+        """
         scaling.reach.fill_(trained.reach)
         self.ensemble_ = Ensemble(
             trained.stacks,
@@ -91,6 +102,6 @@ class Streaming:
 
 
 def _scaled(scaling: FeatureScale, target_mean: float, target_scale: float, block: Block) -> Rows:
-    """Rows as networks take them, each with weight one."""
+    """Return a block of raw rows as scaled float32 rows of weight one."""
     y = torch.as_tensor((block.y - target_mean) / target_scale, dtype=torch.float32)
     return Rows(scaling(torch.as_tensor(block.X)).float(), y, torch.ones_like(y))

@@ -16,6 +16,7 @@ from mpgelu.networks import Parts
 
 _FARTHEST = 1e15  # scales from the centre, whose square float32 holds
 _SMALLEST = 1e-36  # variance that is none, close to the smallest normal float32
+_EPISTEMIC, _ALEATORIC = np.array([1.0, 1.0, 0.0]), np.array([1.0, 0.0, 1.0])  # of the whole variance and its parts
 
 
 def is_compact(parts: Parts) -> bool:
@@ -36,7 +37,7 @@ def distribution(x: Value, parts: Parts, levels: Sequence[float]) -> Distributio
     """The mixture that a compact network predicts; its location alone is random, so everything is exact.
 
     Args:
-        x: Features in units of their scales, before the limit, ``(rows, n)``.
+        x: Features minus their centres, ``(rows, n)``.
         parts: A model that :func:`is_compact`.
         levels: Probabilities of the quantiles.
     """
@@ -46,39 +47,41 @@ def distribution(x: Value, parts: Parts, levels: Sequence[float]) -> Distributio
     location, shape = network[-1].children()
     assert isinstance(location, GaussianLinear)
     assert isinstance(shape, Linear)
-    x = x.op("Clip", -_FARTHEST, _FARTHEST)
-    hidden = _hidden(x, network, float(parts.scaling.limit))
-    of_bias = _extrapolation(x, parts, scale**2 * _bias(location, variance=True))
-    epistemic = hidden.square().op("Gemm", scale**2 * _array(location.weight_variance).T, of_bias)  # (rows, 1)
+    limit = float(parts.scaling.limit)
+    unit = limit if limit < _FARTHEST else 1.0
+    x = (x * (1 / (unit * parts.scaling.scale.numpy()))).op("Clip", -_FARTHEST / unit, _FARTHEST / unit)
+    # The smooth limit, x over the root of 1 + x^2
+    hidden = _hidden(x.op("Atan").op("Sin") if limit < _FARTHEST else x, network, unit)
     outputs = hidden.op("Gemm", *_folded(location, shape, count, scale))
     logits, means, log_noises = x.graph.ops("Split", 3, outputs, axis=1, num_outputs=3)
     weights, noises = logits.op("Softmax", axis=1), log_noises.exp()
-    ones = np.ones((count, 1))  # a product with a vector is refused for no rows
-    mean = (weights * means) @ ones
+    mean = (weights * means) @ np.ones((count, 1))  # a product with a vector is refused for no rows
     centers = means - mean
-    aleatoric = ((weights * (centers.square() + noises)) @ ones).reshape(-1)
-    epistemics = epistemic.reshape(-1)
-    stddev, quantiles = (epistemics + aleatoric).sqrt(), None
+
+    epistemics = _epistemics(x, hidden, parts, location, unit)  # (rows, 3)
+    variances = (weights * (centers.square() + noises)).op("Gemm", np.ones((count, 1)) * _ALEATORIC, epistemics)
+    deviations = variances.sqrt()
+    stddev, epistemic_std, aleatoric_std = (deviations.op("Gather", part, axis=1) for part in range(3))
+    quantiles = None
     if levels:
-        stddevs = (noises + epistemic).op("Max", _SMALLEST).sqrt()
+        stddevs = (noises + epistemics.op("Gather", [1], axis=1)).op("Max", _SMALLEST).sqrt()
         quantiles = quantiles_by_row(centers, stddevs, weights, count, stddev, levels)
-    mean = mean.reshape(-1) + parts.target_mean
-    return Distribution(mean, stddev, epistemics.sqrt(), aleatoric.sqrt(), quantiles)
+    return Distribution(mean.reshape(-1) + parts.target_mean, stddev, epistemic_std, aleatoric_std, quantiles)
 
 
-def _hidden(x: Value, network: nn.Sequential, limit: float) -> Value:
-    r"""Units before the last layer: the embedding's combinations and scales are part of the first linear layer.
+def _hidden(z: Value, network: nn.Sequential, unit: float) -> Value:
+    """Units before the last layer: the embedding's combinations and scales are part of the first linear layer.
 
-    The smooth limit is :math:`l x / \sqrt{l^2 + x^2}`, whose factor l is part of the weights.
+    Args:
+        z: Limited features in units of ``unit``, which is part of the weights, ``(rows, n)``.
+        network: That :func:`is_compact`.
+        unit: In scales of the features.
     """
     embedding, scaling, first = network[0], network[1], network[2]
     assert isinstance(embedding, Periodic)
     assert isinstance(scaling, Scale)
     assert isinstance(first, Linear)
     n, frequencies, outputs = embedding.weight.shape
-    limited = limit < _FARTHEST
-    unit = limit if limited else 1.0
-    z = x / (x.square() + limit**2).sqrt() if limited else x
     into = (_array(first.weight) * _array(scaling.weight)).T.reshape(n, 1 + outputs, -1)
     angles = np.zeros((n, n, frequencies))
     angles[range(n), range(n)] = 2 * np.pi * unit * _array(embedding.frequency)
@@ -92,14 +95,25 @@ def _hidden(x: Value, network: nn.Sequential, limit: float) -> Value:
     return hidden
 
 
-def _extrapolation(x: Value, parts: Parts, added: Array) -> Value | Array:
-    """Variance of rows outside the training data in the target's unit, and ``added``: ``(rows, 1)`` or ``(1,)``."""
-    scaling, reach = parts.scaling, float(parts.scaling.reach) * parts.target_scale
-    if not reach:
-        return added
-    beyond = x - (scaling.upper.numpy() - 1), (scaling.lower.numpy() + 1) - x  # plus one
-    logs = x.graph.op("Max", 1.0, *beyond).op("Log")
-    return logs.square().op("Gemm", np.full((len(scaling.lower), 1), reach**2), added)
+def _epistemics(x: Value, hidden: Value, parts: Parts, location: GaussianLinear, unit: float) -> Value:
+    """The epistemic variance in the target's unit where it counts, ``(rows, 3)``: of the weights and of the distance.
+
+    Args:
+        x: Features before the limit in units of ``unit``, ``(rows, n)``.
+        hidden: Units before the last layer.
+        parts: The model.
+        location: The layer of random weights.
+        unit: In scales of the features.
+    """
+    scaling, reach = parts.scaling, float(parts.scaling.reach)
+    variances, roots = _array(location.weight_variance)[0], hidden
+    if reach:
+        lower, upper, both = scaling.lower.numpy(), scaling.upper.numpy(), np.eye(len(scaling.lower))
+        beyond = x.op("Gemm", unit * np.hstack([both, -both]), 1 + np.hstack([-upper, lower]))  # plus one
+        roots = hidden.op("Concat", beyond.op("Max", 1.0).op("Log"), axis=1)
+        variances = np.hstack([variances, np.full(2 * len(both), reach**2)])
+    gain, added = parts.target_scale**2 * _EPISTEMIC, _bias(location, variance=True)
+    return roots.square().op("Gemm", variances[:, None] * gain, added * gain)
 
 
 def _folded(location: GaussianLinear, shape: Linear, count: int, scale: float) -> tuple[Array, Array]:

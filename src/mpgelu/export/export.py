@@ -119,15 +119,14 @@ def _results(features: Any, parts: Parts, levels: Sequence[float]) -> dict[str, 
     offset = parts.target_mean if len(parts.networks) == 1 and not levels else 0.0  # where no digits are lost by it
     form = _form(parts, offset)
     if compact.is_compact(parts):
-        x = _centred(features, parts) * (1 / parts.scaling.scale.numpy())
-        summary, rest = compact.distribution(x, parts, levels), 0.0
+        summary, rest = compact.distribution(_centred(features, parts), parts, levels), 0.0
     elif form is None:
         summary, rest = traced.whole(features, parts, levels), 0.0
     else:
         outputs, weights, nodes = _outputs(features, parts, form, cross=bool(levels))
-        centers = getattr(parts.members, "centers", None) if form.by_member else None
-        centers = None if centers is None else torch.as_tensor(centers).numpy()
-        summary = distribution(outputs, weights, form.noise_variance, levels, nodes, centers)
+        centers = parts.members.centers if parts.members is not None and form.by_member else None
+        between = None if centers is None else centers.numpy()
+        summary = distribution(outputs, weights, form.noise_variance, levels, nodes, between)
         rest = parts.target_mean - offset
     mean = summary.mean + rest if rest else summary.mean
     deviations = ("stddev", "epistemic_std", "aleatoric_std")
@@ -252,7 +251,7 @@ def _outputs(features: Any, parts: Parts, form: _Form, cross: bool) -> tuple[Any
         return traced.outputs(z, parts.networks, parts.moments, scale, shift, extra), weights, _NODES
     assert parts.members is not None
     outputs = traced.member_outputs(z, parts.members, len(parts.feature_names), scale, shift, extra)
-    return outputs, torch.as_tensor(parts.members.weights).numpy(), 1 if parts.noise is not None else _NODES
+    return outputs, parts.members.weights.numpy(), 1 if parts.noise is not None else _NODES
 
 
 def _limited(x: Any, limit: float) -> Any:

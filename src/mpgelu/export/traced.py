@@ -19,7 +19,7 @@ from mpgelu.export.graph import OPSET, Value
 from mpgelu.export.layers import Array
 from mpgelu.export.perceptron import OF_FLUCTUATIONS, PAIRS, Outputs
 from mpgelu.moments import DiagonalMoments, Moments
-from mpgelu.networks import Parts
+from mpgelu.networks import Members, Parts, in_features_of
 from mpgelu.predictive import Predictive
 
 _NODES = 32  # components of the mixture over an uncertain noise, as in the library
@@ -77,8 +77,7 @@ def outputs(
         shift: Shifts of the outputs, ``(outputs,)``.
         extra: Variance to add to that of each mean, ``(rows,)``; ``None`` for zero.
     """
-    sized = (size for module in networks[0].modules() if isinstance(size := getattr(module, "in_features", 0), int))
-    features, row_axis = next((size for size in sized if size), 1), int(len(networks) > 1)
+    features, row_axis = in_features_of(networks[0]) or 1, int(len(networks) > 1)
     mean, variance = _traced(_Moments(networks, moments).float(), x, features, row_axis)
     correlated = moments is not DiagonalMoments and len(scale) == 2
     first, second = PAIRS if correlated else (slice(None), slice(None))
@@ -99,7 +98,7 @@ def _widened(variance: Value, extra: Value | None, columns: int) -> Value:
 
 
 def member_outputs(
-    x: Value, members: nn.Module, features: int, scale: Array, shift: Array, extra: Value | None
+    x: Value, members: Members, features: int, scale: Array, shift: Array, extra: Value | None
 ) -> Outputs:
     """Return the moments of the mixed members, multiplied by ``scale`` and then shifted.
 
@@ -113,7 +112,7 @@ def member_outputs(
     """
     mean, variance = _traced(members, x, features, row_axis=1)
     variance = _widened(variance * (scale * OF_FLUCTUATIONS) ** 2, extra, len(scale))
-    single = len(torch.as_tensor(members.weights)) == 1
+    single = len(members.weights) == 1
     order = [1, 0] if single else [2, 0, 1]
     parts = [part.op("Squeeze", [0]) if single else part for part in (mean * scale + shift, variance)]
     after, spread = (part.op("Transpose", perm=order) for part in parts)

@@ -1,4 +1,4 @@
-"""Instruments that take a network or a model apart: an audit against sampling, and the sources of its variance."""
+"""Inspection of networks and models: audit against sampling, and decomposition of the predictive variance."""
 
 from mpgelu.inspect.attribution import attribute
 from mpgelu.inspect.attribution_figure import plot_attribution

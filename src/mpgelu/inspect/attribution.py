@@ -1,10 +1,15 @@
-"""Where a prediction's variance comes from: every source of uncertainty with its share, adding up to the whole."""
+"""Decomposition of the predictive variance into additive contributions of its sources.
+
+A source is an independent random number: the outcome of a mask, a random weight, the error of a feature, the noise.
+:class:`mpgelu.FactoredMoments` hold one factor for each source, so the variance of an output is a sum of squares, one
+for each source. This module labels the sources with the layers that added them and collects their terms.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,41 +17,33 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from mpgelu.errors import InputError
 from mpgelu.estimators.measurement import checked_errors, main_effects, moved
+from mpgelu.inspect.diagonal_sources import DiagonalSources
 from mpgelu.layers import MPGELU, Dropout, GaussianLinear, Periodic
 from mpgelu.likelihoods import HeteroscedasticGaussian, Likelihood, MeanAndLogVariance
-from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
-from mpgelu.networks import Parts, is_random, parts_of
-from mpgelu.rules import (
-    add,
-    elementwise,
-    fork,
-    gaussian_linear,
-    keep_probability,
-    linear,
-    mpgelu,
-    multiply,
-    periodic,
-    rescale,
-    scale,
-)
-from mpgelu.rules.elementwise import Activation
-from mpgelu.rules.periodic import fit_apart
+from mpgelu.moments import DiagonalMoments, FactoredMoments
+from mpgelu.networks import Members, Parts, is_random, parts_of
+from mpgelu.rules import fork
 
 _KINDS: dict[type[nn.Module], str] = {Dropout: "dropout", MPGELU: "mpgelu", GaussianLinear: "weights"}
-_JOINTLY = "jointly"  # the unit of what errors of several features do together
-_ENTRIES = 2**22  # of the factors held at a time
+_JOINTLY = "jointly"  # name of the unit that holds the interactions of the errors of several features
+_ENTRIES = 2**22  # largest number of entries of the factors in memory
 _COLUMNS = ["row", "kind", "layer", "unit", "variance", "share"]
 
 
 @dataclass(frozen=True)
 class _Source:
-    """Independent random numbers of one origin, named unit by unit."""
+    """A set of independent random numbers with the same origin.
+
+    Attributes:
+        kind: What they are, such as ``"dropout"``; the column ``kind`` of the result.
+        layer: Name of the layer that draws them, empty if no layer does.
+        units: Names of the units or features that they act on, one for each random number.
+    """
 
     kind: str
     layer: str
@@ -62,40 +59,51 @@ def attribute(
     *,
     input_std: ArrayLike | None = None,
     units: bool | None = None,
-    features: Sequence[str] | None = None,
+    features: int | Sequence[str] | None = None,
     likelihood: Likelihood | None = None,
 ) -> pd.DataFrame:
-    r"""Split the predictive variance of each row over its sources; exact, and additive.
+    r"""Decompose the predictive variance of each row into additive contributions of its sources.
 
     .. math:: \operatorname{Var} y = \sum_m w_m \Big( \text{noise}_m + \sum_s d_{ms} F_{ms}^2 \Big)
         + \sum_m w_m (\text{mean}_m - \text{mean})^2
 
-    Every mask and every random weight is a source s of its own, which reaches the output of network m through a
-    factor :math:`F_{ms}`; there are no terms that sources share. Networks are run in float64, so that the parts add up
-    to the variance the model predicts within its float32 rounding.
+    Every outcome of a mask and every random weight is a source s of its own, of variance :math:`d_{ms}`, which reaches
+    the output of network m through the factor :math:`F_{ms}`. Sources are independent, so there are no interaction
+    terms. The decomposition is exact for the moments that the model propagates. Networks run in float64; the
+    contributions therefore add up to the predicted variance within the float32 rounding of the prediction.
 
-    The kinds are ``noise`` (the observation's own), ``input`` (measurement error of a feature), ``dropout``,
-    ``mpgelu`` and ``weights`` (random weights) of a layer and ``disagreement`` of an ensemble's networks. Dropout on
-    the input is reported by feature.
+    The kinds of sources are
 
-    With ``input_std`` all of them are averages over the features that may be the true ones, at the points of
-    :func:`mpgelu.estimators.measurement.error_points`, and ``input`` is the variance of the mean over these points. A
-    feature has the part that a quadratic function of its error alone explains, the unit ``jointly`` the rest:
-    see :func:`mpgelu.estimators.measurement.main_effects`.
+    - ``noise``, the expected variance of the observation noise, which is aleatoric; all others are epistemic,
+    - ``dropout``, the masks of a dropout layer; those of a dropout layer on the input are reported by feature,
+    - ``mpgelu``, the masks of an MP-GELU layer,
+    - ``weights``, the random weights of a :class:`mpgelu.GaussianLinear` layer,
+    - ``disagreement``, the variance of the means of the networks of an ensemble,
+    - ``distance``, the variance that is added for each feature outside the range of the training data,
+    - ``input``, the measurement errors of the features, with ``input_std`` only.
+
+    With ``input_std`` every contribution is its average over the possible true features, at the points of
+    :func:`mpgelu.estimators.measurement.error_points`, and ``input`` is the variance of the predicted mean over these
+    points. A feature is assigned the part that a quadratic function of its error alone explains, the unit ``jointly``
+    the remainder: see :func:`mpgelu.estimators.measurement.main_effects`.
 
     Args:
-        model: A fitted estimator or model of a table, an ensemble, or a network, whose features are then standardised
-            already.
-        X: Features ``(rows, n)``, a data frame or an array.
-        input_std: Standard deviation of independent measurement errors of the features: one number, one for each
-            feature ``(n,)``, or for each row and feature ``(rows, n)``.
-        units: Name every hidden unit, or sum over each layer; by default only for a single network, as units of the
-            same number in different networks have nothing in common. Features are always named.
-        features: Names of the features, where neither the model nor X has any.
+        model: A fitted estimator or table model, an ensemble, or a network, which takes standardised features.
+        X: Features, ``(rows, n)``, as a data frame or an array.
+        input_std: Standard deviations of independent measurement errors of the features: one number, one for each
+            feature ``(n,)``, or one for each row and feature ``(rows, n)``, in the units of the features.
+        units: Whether hidden units are listed one by one instead of summed over each layer. By default they are for a
+            single network only, because units of the same number in different networks are unrelated. Features are
+            always listed one by one.
+        features: Names of the features, or their number, if neither the model nor ``X`` has names.
         likelihood: Likelihood of a network; by default heteroscedastic for two outputs, Gaussian of unit noise for one.
 
     Returns:
-        One line for each row and source: row, kind, layer, unit, variance, and share of the row's variance.
+        A data frame with one line for each row and source and the columns ``row``, ``kind``, ``layer``, ``unit``,
+        ``variance`` (in the squared unit of the target) and ``share`` (of the variance of the row; sums to one).
+
+    Raises:
+        InputError: The shapes do not fit, an error is negative, or a layer merges its sources, as ReLU does.
 
     Example:
         >>> import mpgelu, torch
@@ -122,13 +130,24 @@ def attribute(
 def _split(
     networks: Sequence[nn.Module], parts: Parts, raw: Tensor, named: bool
 ) -> tuple[Tensor, dict[_Source, Tensor]]:
-    """Mean ``(rows,)``, and what each source adds to the scaled variance, ``(rows, units)``."""
+    r"""Return the predicted mean ``(rows,)`` and the contribution of each source to the variance, ``(rows, units)``.
+
+    Both are in units of the scaled target. The contribution of a source is its average over the networks with their
+    weights; the disagreement is :math:`c^2 \sum_m w_m (\mu_m - \mu)^2` with the factor c of the shrinkage of the
+    networks towards their mean, :attr:`Parts.spread`.
+
+    Args:
+        networks: The networks of the model in float64.
+        parts: The model.
+        raw: Raw features, ``(rows, n)``.
+        named: Whether hidden units are listed one by one.
+    """
     x = parts.scaling(raw).to(parts.dtype).double()
     totals: dict[_Source, Tensor] = {}
     means = []
     for network, weight in zip(networks, parts.weights, strict=True):
         if parts.members is not None and not is_random(network):
-            continue  # known outputs, which have no part in the variance but by their disagreement
+            continue  # a deterministic network contributes to the disagreement only
         mean, split = _network(network, parts, x)
         means.append(mean)
         for source, variance in split.items():
@@ -147,15 +166,26 @@ def _split(
     return center, totals
 
 
-def _of_members(members: nn.Module, x: Tensor) -> tuple[Tensor, dict[_Source, Tensor]]:
-    """Mean ``(rows,)``, noise and disagreement of what a model mixes, each ``(rows, 1)``."""
+def _of_members(members: Members, x: Tensor) -> tuple[Tensor, dict[_Source, Tensor]]:
+    r"""Return the mean ``(rows,)`` of the components that a model mixes, with their noise and disagreement.
+
+    If several components belong to one network, :math:`\mu_k` is the mean of a component and :math:`c_k` that of its
+    network. The spread of the components around their network counts as noise:
+
+    .. math:: \text{noise} = \sum_k w_k \big(\sigma_k^2 + (\mu_k - c_k)^2\big), \qquad
+        \text{disagreement} = \sum_k w_k (c_k - \mu)^2
+
+    Args:
+        members: The components, :attr:`Parts.members`.
+        x: Scaled features, ``(rows, n)``.
+    """
     with torch.no_grad():
         mean, variance = (part.double() for part in members(x))
-    weights = torch.as_tensor(members.weights)
+    weights = members.weights
     noise, means = HeteroscedasticGaussian().noise(DiagonalMoments(mean, variance)), MeanAndLogVariance.of(mean).mean
-    center, centers = weights @ means, getattr(members, "centers", None)
-    if centers is not None:  # the noise is not centred at the networks' means
-        of_networks = torch.as_tensor(centers) @ means
+    center, centers = weights @ means, members.centers
+    if centers is not None:  # the components are not centred at the means of their networks
+        of_networks = centers @ means
         noise, means = noise + (means - of_networks).square(), of_networks
     between = weights @ (means - center).square()
     return center, {_NOISE: (weights @ noise)[:, None], _DISAGREEMENT: between[:, None]}
@@ -164,7 +194,19 @@ def _of_members(members: nn.Module, x: Tensor) -> tuple[Tensor, dict[_Source, Te
 def _with_errors(
     networks: Sequence[nn.Module], parts: Parts, x: Tensor, errors: Tensor, named: bool
 ) -> dict[_Source, Tensor]:
-    """Every source averaged over the points of the errors, and what the errors themselves do to the mean."""
+    """Return the contributions of all sources for features with measurement errors, ``(rows, units)`` each.
+
+    Args:
+        networks: The networks of the model in float64.
+        parts: The model.
+        x: Recorded raw features, ``(rows, n)``.
+        errors: Standard deviations of their errors, ``(rows, n)``.
+        named: Whether hidden units are listed one by one.
+
+    Returns:
+        The contributions of :func:`_split`, averaged over the points of the errors, and those of the kind ``input``,
+        one for each feature and one for their interactions.
+    """
     names = tuple(parts.feature_names)
     places, chunks = [], []
     for some in moved(x, errors):
@@ -184,11 +226,15 @@ def _with_errors(
 
 
 def _tidy(sources: Sequence[_Source], variances: NDArray[np.float64]) -> pd.DataFrame:
+    """Return contributions ``(rows, all units of all sources)`` as a data frame in long form.
+
+    An infinite contribution, far outside the training data, has the whole share of its row.
+    """
     names = [(source.kind, source.layer, unit) for source in sources for unit in source.units]
     rows = len(variances)
     kind, layer, unit = (list(column) * rows for column in zip(*names, strict=True))
     infinite = np.isinf(variances)
-    finite = np.where(infinite.any(1, keepdims=True), infinite, variances)  # far from the data, what is infinite is all
+    finite = np.where(infinite.any(1, keepdims=True), infinite, variances)
     shares = finite / finite.sum(1, keepdims=True)
     columns = [np.arange(rows).repeat(len(names)), kind, layer, unit, variances.ravel(), shares.ravel()]
     return pd.DataFrame(dict(zip(_COLUMNS, columns, strict=True)))
@@ -198,7 +244,10 @@ def _tidy(sources: Sequence[_Source], variances: NDArray[np.float64]) -> pd.Data
 
 
 def _network(network: nn.Module, parts: Parts, x: Tensor) -> tuple[Tensor, dict[_Source, Tensor]]:
-    """Mean ``(rows,)`` and each source's part of the variance ``(rows, units)``, a few rows at a time."""
+    """Return the mean ``(rows,)`` of one network and the contribution of each source, ``(rows, units)``.
+
+    Factors have one column for each source, so that rows are processed in chunks of bounded memory.
+    """
     widths = [p.shape[0] for p in network.parameters() if p.dim() == 2] or [1]
     size = max(1, _ENTRIES // (max(widths) * (x.shape[-1] + sum(widths))))
     chunks = []
@@ -210,11 +259,18 @@ def _network(network: nn.Module, parts: Parts, x: Tensor) -> tuple[Tensor, dict[
 
 
 def _rows(network: nn.Module, parts: Parts, x: Tensor) -> tuple[Tensor, dict[_Source, Tensor]]:
+    """Return the same for one chunk of scaled features ``(rows, n)``.
+
+    The predicted mean is a linear function of the outputs near their means, whose gradient the likelihood states
+    (:meth:`Likelihood.mean_direction`); for a heteroscedastic Gaussian it is the first output itself.
+    """
     diagonal = parts.moments is DiagonalMoments
-    start: FactoredMoments | _Apart = _Apart(x) if diagonal else fork(FactoredMoments(x, max_rank=math.inf))
+    start: FactoredMoments | DiagonalSources = (
+        DiagonalSources(x) if diagonal else fork(FactoredMoments(x, max_rank=math.inf))
+    )
     labels: dict[int, _Source] = {}
     output = _traced(network, start, labels, tuple(parts.feature_names))
-    moments = DiagonalMoments(output.mean, output.variance) if isinstance(output, _Apart) else output
+    moments = DiagonalMoments(output.mean, output.variance) if isinstance(output, DiagonalSources) else output
     noise, mean = parts.likelihood.noise(moments), parts.likelihood.predictive(moments, 2).mean
     direction = parts.likelihood.mean_direction(moments)
     split = {labels[id(key)]: variances for key, variances in _along(output, direction)}
@@ -222,15 +278,28 @@ def _rows(network: nn.Module, parts: Parts, x: Tensor) -> tuple[Tensor, dict[_So
 
 
 def _traced(network: nn.Module, start: Any, labels: dict[int, _Source], features: tuple[str, ...]) -> Any:
-    """Run a network and label every source that a layer adds; sources are kept, so that their ids stay theirs."""
+    """Run a network and label every source with the layer that added it.
+
+    Args:
+        network: The network to run.
+        start: Moments of its inputs, :class:`FactoredMoments` without a limit of the rank or :class:`DiagonalSources`.
+        labels: Labels of the sources by the ``id`` of their identity; filled by this function.
+        features: Names of the features, which name the units of the sources before the first linear layer.
+
+    Returns:
+        The moments of the outputs, of the type of ``start``.
+
+    Raises:
+        InputError: A layer returned moments that do not keep their sources.
+    """
     calls: dict[str, int] = {}
-    mapped = False  # whether units are no longer the features
-    alive: list[object] = []
+    mapped = False  # whether a layer has mapped the features to other units
+    alive: list[object] = []  # the identities of labelled sources, so that no id is used twice
 
     def hook(name: str, module: nn.Module, _: object, output: Any) -> Any:
         nonlocal mapped
         calls[name] = calls.get(name, 0) + 1
-        if not isinstance(output, FactoredMoments | _Apart):
+        if not isinstance(output, FactoredMoments | DiagonalSources):
             raise InputError(
                 f"attribute: layer {name} ({type(module).__name__}) mixes its sources, which cannot be told apart "
                 "afterwards; MP-GELU, dropout, linear layers and their like keep them"
@@ -255,104 +324,26 @@ def _traced(network: nn.Module, start: Any, labels: dict[int, _Source], features
 
 
 def _reached(moments: Any) -> list[tuple[object, Tensor]]:
-    """The identity of every set of sources, and what each adds to the variance of each unit, ``(rows, sources, n)``."""
-    if isinstance(moments, _Apart):
+    """Return the identity of every set of sources, and its contributions to the variances of n units.
+
+    The contribution of source s to unit i is :math:`d_s F_{is}^2`; the shape of each is ``(rows, sources, n)``.
+    """
+    if isinstance(moments, DiagonalSources):
         return list(moments.sources)
     return [(block.variance, block.variance.unsqueeze(-1) * block.scaled_factor.square()) for block in moments.blocks]
 
 
 def _along(moments: Any, direction: Tensor) -> list[tuple[object, Tensor]]:
-    """What every source adds to the variance of a linear combination of the units, ``(rows, sources)``."""
-    by_source = direction.unsqueeze(-2)
-    if isinstance(moments, _Apart):
-        return [(key, (part * by_source.square()).sum(-1)) for key, part in moments.sources]
-    return [(b.variance, b.variance * (b.scaled_factor * by_source).sum(-1).square()) for b in moments.blocks]
+    r"""Return the contributions of all sources to the variance of :math:`g^\top h`, ``(rows, sources)`` each.
 
-
-# ---- diagonal moments with their sources apart ----
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class _Apart(Moments):
-    """Diagonal moments whose variances are kept apart by source.
-
-    Rules that are written for all :class:`Moments` in terms of :func:`mpgelu.rules.rescale` apply to these, too.
+    .. math:: d_s \Big(\sum_i g_i F_{is}\Big)^2 \quad \text{(factored)}, \qquad
+        \sum_i g_i^2\, v_{is} \quad \text{(diagonal)}
 
     Args:
-        mean: ``(rows, n)``.
-        sources: The identity of every set of sources and its part of the variances, ``(rows, sources, n)``.
+        moments: Moments of the n units h.
+        direction: The gradient g, ``(n,)`` or ``(rows, n)``.
     """
-
-    mean: Tensor
-    sources: tuple[tuple[object, Tensor], ...] = ()
-
-    @property
-    def variance(self) -> Tensor:
-        """Marginal variances ``(rows, n)``."""
-        return sum((part.sum(-2) for _, part in self.sources), torch.zeros_like(self.mean))
-
-    def then(self, mean: Tensor, carry: Callable[[Tensor], Tensor], added: Tensor | None = None) -> _Apart:
-        """After a layer that carries the variances on and adds independent ones, one for each unit."""
-        sources = tuple((key, carry(part)) for key, part in self.sources)
-        return _Apart(mean, sources if added is None else (*sources, (object(), torch.diag_embed(added))))
-
-
-@linear.register
-def _(value: _Apart, weight: Tensor, bias: Tensor | None = None) -> _Apart:
-    return value.then(F.linear(value.mean, weight, bias), lambda part: F.linear(part, weight.square()))
-
-
-@gaussian_linear.register
-def _(
-    value: _Apart, weight: Tensor, weight_variance: Tensor, bias: Tensor | None, bias_variance: Tensor | None
-) -> _Apart:
-    added = F.linear(value.mean.square() + value.variance, weight_variance, bias_variance)
-    return value.then(F.linear(value.mean, weight, bias), lambda part: F.linear(part, weight.square()), added)
-
-
-@rescale.register
-def _(value: _Apart, mean: Tensor, gain: Tensor, added: Tensor | None = None, row_wise: bool = False) -> _Apart:
-    return value.then(mean, lambda part: part * gain.square().unsqueeze(-2), added)
-
-
-@multiply.register
-def _(value: _Apart, gain: Tensor | float, noise: Tensor | float) -> _Apart:
-    added = (value.variance + value.mean.square()) * noise
-    return value.then(value.mean * gain, lambda part: part * (gain * gain), added)
-
-
-@mpgelu.register
-def _(value: _Apart) -> _Apart:
-    keep = keep_probability(value.mean, value.variance)
-    added = keep * (1 - keep) * (value.variance + value.mean.square())
-    apart: _Apart = rescale(value, keep * value.mean, keep, added)
-    return apart
-
-
-@add.register
-def _(value: _Apart, other: Tensor | float, alpha: float = 1.0) -> _Apart:
-    return replace(value, mean=value.mean + alpha * other)
-
-
-@scale.register
-def _(value: _Apart, gain: Tensor | float) -> _Apart:
-    return value.then(value.mean * gain, lambda part: part * (gain * gain))
-
-
-@elementwise.register
-def _(value: _Apart, activation: Activation) -> _Apart:
-    if not value.sources:
-        return _Apart(activation(value.mean))
-    apart: _Apart = rescale(value, *activation.fit(value.mean, value.variance))
-    return apart
-
-
-@periodic.register
-def _(value: _Apart, frequency: Tensor, phase: Tensor, weight: Tensor) -> _Apart:
-    if not value.sources:
-        return _Apart(periodic(value.mean, frequency, phase, weight))
-    fit = fit_apart(value.mean, value.variance, frequency, phase, weight)
-    square = fit.gain.square().unsqueeze(-3)  # (rows, 1, n, 1 + d)
-    return value.then(
-        fit.mean.flatten(-2), lambda part: (part.unsqueeze(-1) * square).flatten(-2), fit.added.flatten(-2)
-    )
+    by_source = direction.unsqueeze(-2)
+    if isinstance(moments, DiagonalSources):
+        return [(key, (part * by_source.square()).sum(-1)) for key, part in moments.sources]
+    return [(b.variance, b.variance * (b.scaled_factor * by_source).sum(-1).square()) for b in moments.blocks]

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def plot_attribution(frame: pd.DataFrame, rows: Sequence[int] | None = None) -> Figure:
-    """Draw the sources of variance: stacked bars for some rows, and a ranking over all rows.
+    """Draw the contributions to the variance: stacked bars for some rows, and a ranking over all rows.
 
     Args:
         frame: The result of :func:`attribute`.
-        rows: Rows to draw as bars; by default eight from the smallest to the largest variance.
+        rows: Rows to draw as bars; by default eight, at equal steps of the rank of their variance.
 
     Returns:
         A matplotlib figure, which is not shown.

@@ -1,4 +1,4 @@
-"""A mixture of Gaussians whose weights, means and variances the network predicts: targets with several modes."""
+"""A mixture of Gaussians whose weights, means and variances are outputs of the network, for multimodal targets."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ from mpgelu.predictive import Predictive
 
 @likelihoods.register("components")
 class GaussianMixture(Likelihood):
-    r"""K Gaussians around one location, of any weights, places and widths: ``1 + 3 K`` outputs.
+    r"""A mixture of K Gaussians around a common location, with ``1 + 3 K`` outputs.
 
     .. math:: y \mid h \sim \sum_k \pi_k\, N(m_k, e^{s_k}), \qquad
         \pi = \operatorname{softmax}(a), \qquad m_k = h_0 + o_k, \qquad h = (h_0, a, o, s)
 
     The outputs are, in this order, the location :math:`h_0`, K logits a, K offsets o and K log-variances s. The
-    location moves all components together: a network that is sure of the shape of the distribution and unsure of its
-    place says so by the variance of this one output.
+    location shifts all components together, so that its variance represents uncertainty about the position of the
+    distribution without uncertainty about its shape.
 
-    Nothing here samples. What is exact for Gaussian h:
+    There is no sampling. For Gaussian h,
 
-    - everything, where the outputs are known;
-    - mean, variances and both parts of the variance, where the logits are known; the distribution too, where also the
-      log-variances are known;
-    - else weights are those at the mean logits, and the epistemic part is of first order in the logits.
+    - everything is exact if the outputs are deterministic; - mean, variance and both parts of the variance are exact if
+    the logits are deterministic, and the whole distribution
+      if the log-variances are, too;
+    - otherwise the weights are those at the mean logits, and the epistemic part is of first order in the logits.
 
     Args:
-        components: K, at least one.
+        components: Number of components K, at least one.
+
+    Raises:
+        InputError: The number of components is smaller than one.
     """
 
     def __init__(self, components: int = 6) -> None:
@@ -45,19 +48,23 @@ class GaussianMixture(Likelihood):
         self.outputs = 1 + 3 * self.components
 
     def expected_log_prob(self, moments: Moments | Tensor, y: Tensor) -> Tensor:
-        r"""A lower bound of the expectation of :math:`\log p(y \mid h)` over :math:`h \sim N(\mu, S)`, in closed form.
+        r"""Return a lower bound of the expectation of :math:`\log p(y \mid h)` over :math:`h \sim N(\mu, S)`.
 
         .. math:: \log \sum_k \exp\Big( \mu_{a_k} - \log \sum_j e^{\mu_{a_j} + S_{a_j a_j}/2}
             + \mathrm E \log N(y; m_k, e^{s_k}) \Big)
 
-        Jensen's inequality twice: the logarithm of a sum of exponentials is convex, which lets the expectation of
-        each component's log density inside, and concave in the exponentials, which bounds the normaliser of the
-        weights. The last term is that of :class:`HeteroscedasticGaussian`. Exact for known outputs; for one component
-        with a known logit it is exact for all Gaussian h.
+        The bound follows from two applications of Jensen's inequality. The logarithm of a sum of exponentials is
+        convex, so that the expectation of the log density of each component may be taken inside; and the logarithm is
+        concave, which bounds the normaliser of the weights. The last term is that of :class:`HeteroscedasticGaussian`.
+        The bound is exact for deterministic outputs, and for one component with a deterministic logit for all Gaussian
+        h.
 
         Args:
-            moments: Of the outputs, mean ``(*batch, 1 + 3 K)``.
-            y: Targets ``(*batch,)``.
+            moments: Moments of the outputs, mean ``(*batch, 1 + 3 K)``.
+            y: Targets, ``(*batch,)``.
+
+        Returns:
+            The bound for each target, ``(*batch,)``.
         """
         caller = "GaussianMixture.expected_log_prob"
         moments = as_moments(caller, moments, self.outputs)
@@ -70,18 +77,18 @@ class GaussianMixture(Likelihood):
         return torch.logsumexp(log_weights + log_densities, -1)
 
     def predictive(self, moments: Moments | Tensor, nodes: int = 1) -> Predictive:
-        r"""Distribution of y: K Gaussians with the weights, means and variances of the components.
+        r"""Return the distribution of y as K Gaussians with the weights, means and variances of the components.
 
         .. math:: p(y) = \sum_k \pi_k\, N\big(y;\ \mathrm E m_k,\ \operatorname{Var} m_k + \mathrm E e^{s_k}\big),
             \qquad \text{epistemic} = g^\top S g
 
-        with g the derivative of :math:`\sum_k \pi_k m_k`, the mean of the target, by the outputs. The aleatoric part
-        is the rest of the mixture's variance: noise, and the distance between components. See the class for what is
-        exact.
+        with the gradient g of :math:`\sum_k \pi_k m_k`, the mean of the target, with respect to the outputs. The
+        aleatoric part is the remainder of the variance of the mixture, due to noise and to the distance between
+        components. The class states what is exact.
 
         Args:
-            moments: Of the outputs, mean ``(*batch, 1 + 3 K)``.
-            nodes: Not needed: a component stays one Gaussian, of the right mean and variance.
+            moments: Moments of the outputs, mean ``(*batch, 1 + 3 K)``.
+            nodes: Not used; each component is represented by one Gaussian of the same mean and variance.
         """
         moments = as_moments("GaussianMixture.predictive", moments, self.outputs)
         h = self._joint(moments)
@@ -96,11 +103,11 @@ class GaussianMixture(Likelihood):
         return Predictive(h.means, variances, log_weights, mean, epistemic, noise + between - epistemic)
 
     def short(self, moments: Moments | Tensor) -> Predictive:
-        """The same distribution: it has few components."""
+        """Return :meth:`predictive`, which has few components already."""
         return self.predictive(moments)
 
     def mean_direction(self, moments: Moments) -> Tensor:
-        r"""Derivative of the mean of the target by the outputs: :math:`(1,\ \pi_k (m_k - \bar m),\ \pi_k,\ 0)`."""
+        r"""Return the gradient of the mean by the outputs, :math:`(1,\ \pi_k (m_k - \bar m),\ \pi_k,\ 0)`."""
         h = self._joint(moments)
         weights = torch.softmax(h.logits, -1)
         return self._direction(weights, h.means, (weights * h.means).sum(-1))
@@ -115,7 +122,7 @@ class GaussianMixture(Likelihood):
         bias[1 + 2 * count :] = math.log(0.25)
 
     def _joint(self, moments: Moments) -> _Joint:
-        """Means, variances and the covariances that matter, of the components."""
+        """Return the moments of logits, means and log-variances of the components, without unused covariances."""
         count = self.components
         first, logits, offsets, log_noises = torch.split(moments.mean, [1, count, count, count], -1)
         v0, va, vo, vs = torch.split(moments.variance, [1, count, count, count], -1)
@@ -128,12 +135,23 @@ class GaussianMixture(Likelihood):
         return _Joint(logits, first + offsets, log_noises, va, spread, vs, cross)
 
     def _direction(self, weights: Tensor, means: Tensor, mean: Tensor) -> Tensor:
+        """Return the gradient of :meth:`mean_direction` from weights and means of the components."""
         of_logits = weights * (means - mean.unsqueeze(-1))
         return torch.cat([torch.ones_like(mean).unsqueeze(-1), of_logits, weights, torch.zeros_like(weights)], -1)
 
 
 class _Joint(NamedTuple):
-    """Moments of logits a, means m and log-variances s of the components, each ``(*batch, K)``."""
+    """Moments of logits a, means m and log-variances s of the components, ``(*batch, K)`` each.
+
+    Attributes:
+        logits: Means of a.
+        means: Means of m.
+        log_noises: Means of s.
+        logit_variances: Variances of a.
+        mean_variances: Variances of m.
+        log_noise_variances: Variances of s.
+        mean_noise_covariances: Covariances of m and s of the same component.
+    """
 
     logits: Tensor
     means: Tensor
@@ -145,12 +163,12 @@ class _Joint(NamedTuple):
 
 
 def _variance_along(moments: Moments, direction: Tensor) -> Tensor:
-    """Variance of a linear combination of the outputs, ``(*batch,)``."""
+    """Return the variance of a linear combination of the outputs, ``(*batch,)``."""
     if _is_diagonal(moments):
         return (direction.square() * moments.variance).sum(-1)
     return torch.einsum("...i,...ij,...j->...", direction, moments.covariance, direction)
 
 
 def _is_diagonal(moments: Moments) -> bool:
-    """Whether outputs are uncorrelated by their type or structure, which spares dense covariances."""
+    """Return whether the type or structure of moments excludes correlations, so that no dense covariance is needed."""
     return isinstance(moments, DiagonalMoments) or (isinstance(moments, FactoredMoments) and not moments.blocks)

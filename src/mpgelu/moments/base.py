@@ -250,3 +250,12 @@ class Moments:
             if not name.startswith("_") and hasattr(Tensor, name):
                 message += f"; tensors have it, moments are changed by mpgelu.rules (see also .mean.{name})"
             raise AttributeError(message)
+
+
+def moments_of(moments: type[Moments] | Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    """Return the function from known features to moments that an argument ``moments`` stands for.
+
+    Args:
+        moments: A type of moments, which stands for its :meth:`Moments.certain`, or the function itself.
+    """
+    return moments.certain if isinstance(moments, type) and issubclass(moments, Moments) else moments

@@ -1,7 +1,9 @@
-"""Compiled kernels, which run whole perceptrons in one call: built with the package, and loaded from its folder.
+"""Compiled kernels that evaluate whole perceptrons in one call, and their interface by ctypes.
 
-Without them, where the package was installed without a C compiler, everything runs in torch. Setting the environment
-variable ``MPGELU_NATIVE=0`` before the first use has the same effect.
+The kernels are C functions, compiled when the package is built, once for each instruction set (AVX-512, AVX2 and the
+baseline of the platform); the best one for the processor is chosen when the library is loaded. Without them, if the
+package was installed without a C compiler, everything runs in torch, with the same results up to rounding. Setting the
+environment variable ``MPGELU_NATIVE=0`` before the first use has the same effect.
 """
 
 from __future__ import annotations
@@ -34,16 +36,16 @@ _typed: dict[str, Any] = {}  # kernels that were called, by name
 
 
 class SlowWarning(UserWarning):
-    """Training runs in torch because there are no compiled kernels, and takes about twice as long."""
+    """Training runs in torch, in about twice the time, because there are no compiled kernels."""
 
 
 def available() -> bool:
-    """Whether the kernels can be used."""
+    """Return whether the kernels can be used."""
     return not _switched_off and _library() is not None
 
 
 def status() -> str:
-    """The instruction set that the kernels use, or why there are none, in words."""
+    """Return the instruction set of the kernels, or the reason why they cannot be used, as text."""
     if _switched_off or os.environ.get("MPGELU_NATIVE") == "0":
         return "switched off"
     return _missing() or f"compiled, {variant()}"
@@ -51,7 +53,7 @@ def status() -> str:
 
 @contextlib.contextmanager
 def disabled() -> Iterator[None]:
-    """Run the plain torch formulas inside, for comparison; for the whole process, not for one thread."""
+    """Return a context in which torch is used instead of the kernels, for comparisons; it applies to all threads."""
     global _switched_off
     before, _switched_off = _switched_off, True
     try:
@@ -61,7 +63,7 @@ def disabled() -> Iterator[None]:
 
 
 def warn_if_missing() -> None:
-    """Warn once in a process that kernels which would have been used are missing; not if they were switched off."""
+    """Issue a :class:`SlowWarning` once per process if the kernels are missing, but not if they were switched off."""
     global _warned
     if not _warned and not _switched_off and os.environ.get("MPGELU_NATIVE") != "0" and (reason := _missing()):
         _warned = True
@@ -71,7 +73,7 @@ def warn_if_missing() -> None:
 
 @cache
 def variant() -> str:
-    """The compiled variant that this processor can run: ``"avx512"``, ``"avx2"`` or ``"baseline"``."""
+    """Return the compiled variant for this processor: ``"avx512"``, ``"avx2"`` or ``"baseline"``."""
     function = _loaded().kernels_variant
     function.restype = ctypes.c_char_p
     name: bytes = function()
@@ -80,7 +82,14 @@ def variant() -> str:
 
 @cache
 def number_of(nonlinearity: str) -> int:
-    """The number by which the kernels know a nonlinearity."""
+    """Return the number of a nonlinearity in the kernels.
+
+    Args:
+        nonlinearity: Its name in ``kernels.h``.
+
+    Raises:
+        RuntimeError: The kernels have no such nonlinearity.
+    """
     function = _loaded().kernels_nonlinearity
     function.restype = ctypes.c_int64
     number: int = function(nonlinearity.encode())
@@ -90,12 +99,12 @@ def number_of(nonlinearity: str) -> int:
 
 
 def size_of(name: str, rows: int, widths: Integers) -> int:
-    """How many floats a kernel needs.
+    """Return the number of floats of an array that a kernel of networks needs.
 
     Args:
         name: ``"<kernel>_workspace"`` or ``"<kernel>_kept"``.
-        rows: Of a batch.
-        widths: Features before the first layer and after each.
+        rows: Number of rows of a batch.
+        widths: Number of features before the first layer and after each layer.
     """
     size: int = _function(f"{name}_{variant()}", ctypes.c_int64)(
         ctypes.c_int64(rows), ctypes.c_int64(len(widths) - 1), widths
@@ -115,7 +124,7 @@ def size_of_array(name: str, *counts: int) -> int:
 
 
 def integers(values: Sequence[int]) -> Integers:
-    """Whole numbers as the kernels take several of them."""
+    """Return integers as an array for the kernels."""
     return (ctypes.c_int64 * len(values))(*values)
 
 
@@ -150,7 +159,7 @@ def bound(name: str, sizes: Sequence[Size], tensors: Sequence[Tensor], doubles: 
 
 @cache
 def can_compile() -> bool:
-    """Whether ``torch.compile`` has the C++ compiler that it needs on the CPU; if not, the log says so once."""
+    """Return whether there is a C++ compiler, which ``torch.compile`` needs on the CPU; if not, it is logged once."""
     chosen = shlex.split(os.environ.get("CXX", ""))[:1]
     if any(shutil.which(name) for name in chosen or ("c++", "g++", "clang++")):
         return True
@@ -159,11 +168,11 @@ def can_compile() -> bool:
 
 
 def keep_freed_memory() -> None:
-    """Ask the C library to keep freed memory for the next tensor instead of returning it to the system.
+    """Set glibc to keep freed memory for later allocations instead of returning it to the system.
 
     Propagation allocates and frees tensors of about a megabyte, which by default costs a page fault for every four
-    kilobytes, up to half of the running time. The setting is the process's own: the command line and the experiments
-    make it, importing the library does not. Does nothing where the C library is not glibc.
+    kilobytes, up to half of the running time. The setting applies to the whole process, so that importing the library
+    does not make it; the command line and the experiments do. It has no effect with other C libraries.
     """
     trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
     with contextlib.suppress(OSError, AttributeError):
@@ -183,13 +192,18 @@ def _with_types(name: str, sizes: Sequence[Size], pointers: int) -> Any:
 
 @cache
 def _function(name: str, result: type[ctypes.c_int64] | None) -> Any:
-    """A function of the library by its whole name."""
+    """Return a function of the library by its full name, with the type of its result."""
     function = getattr(_loaded(), name)
     function.restype = result
     return function
 
 
 def _loaded() -> ctypes.CDLL:
+    """Return the library.
+
+    Raises:
+        RuntimeError: The kernels cannot be used.
+    """
     library = _library()
     if library is None:
         raise RuntimeError(f"run: a kernel was called although there are none here: {status()}")
@@ -198,6 +212,7 @@ def _loaded() -> ctypes.CDLL:
 
 @cache
 def _library() -> ctypes.CDLL | None:
+    """Return the library, or ``None`` if it is switched off or cannot be used."""
     if os.environ.get("MPGELU_NATIVE") == "0" or _missing():
         return None
     return ctypes.CDLL(str(_FOLDER / _FILE))
@@ -205,11 +220,11 @@ def _library() -> ctypes.CDLL | None:
 
 @cache
 def _missing() -> str:
-    """Why the kernels cannot be used; empty if they can."""
+    """Return the reason why the kernels cannot be used; empty if they can."""
     library = _FOLDER / _FILE
     if not library.exists():
         return "the package was installed without a C compiler; install one, then mpgelu again"
-    sources = [*_FOLDER.glob("*.[ch]")]  # in a working copy only: a wheel holds what was made of them
+    sources = [*_FOLDER.glob("*.[ch]")]  # in a working copy only; a wheel does not contain the sources
     if any(source.stat().st_mtime > library.stat().st_mtime for source in sources):
         return "they are older than their source; run make kernels"
     try:

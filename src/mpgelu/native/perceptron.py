@@ -1,4 +1,8 @@
-"""Stacked perceptrons as one differentiable function of their parameters: the fast way to train many small ones."""
+"""Moments of stacked perceptrons by the compiled kernels, differentiable with respect to the parameters.
+
+A kernel evaluates all layers of all networks in one call, without tensors between the layers. Its results equal those
+of the rules up to rounding, which tests verify.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +21,21 @@ from mpgelu.visibility import values_are_visible
 
 Nonlinearity = Literal["mpgelu", "relu_dvi", "relu_exact"]
 
-_WORTH_A_THREAD = 200_000  # multiplications
+_WORTH_A_THREAD = 200_000  # multiplications per thread from which on a thread pays off
 
 
 @dataclass(frozen=True)
 class Perceptrons:
-    """Networks of one shape as plain arrays: a mask, a linear map, a nonlinearity, and so on, a linear map last.
+    """Networks of the same shape as arrays. Each layer is a dropout mask, a linear map and a nonlinearity.
+
+    The last layer has no nonlinearity. All arrays are float32 on the CPU.
 
     Args:
-        weights: Of each layer, ``(models, after, before)``.
-        biases: Of each layer, ``(models, after)``.
-        gains: Mean of each layer's mask, ``(models, layers)``.
-        noises: Variance of each layer's mask, ``(models, layers)``.
-        nonlinearity: Between the linear maps; for ReLU with the rule of its covariance.
+        weights: Weight matrix of each layer, ``(models, after, before)``.
+        biases: Bias of each layer, ``(models, after)``.
+        gains: Mean of the mask of each layer, ``(models, layers)``; one without dropout.
+        noises: Variance of the mask of each layer, ``(models, layers)``; zero without dropout.
+        nonlinearity: Nonlinearity between linear maps; for ReLU with the method of its covariance.
     """
 
     weights: Sequence[Tensor]
@@ -40,23 +46,23 @@ class Perceptrons:
 
     @property
     def widths(self) -> list[int]:
-        """Number of features before the first layer and after each."""
+        """Number of features before the first layer and after each layer."""
         return [self.weights[0].shape[2], *(weight.shape[1] for weight in self.weights)]
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
-        """All weights, then all biases."""
+        """The weights of all layers, followed by the biases of all layers."""
         return *self.weights, *self.biases
 
     @cached_property
     def flat(self) -> Tensor:
-        """All parameters of each network, every weight matrix followed by its biases, ``(models, parameters)``."""
+        """All parameters of each network, ``(models, parameters)``: for each layer weights, row by row, then bias."""
         pairs = zip(self.weights, self.biases, strict=True)
         return torch.cat([part.detach().flatten(1) for pair in pairs for part in pair], dim=1)
 
     @property
     def exact_kernel(self) -> str:
-        """The kernel that computes the covariance of the outputs."""
+        """Name of the kernel for the covariance of the outputs: factored for MP-GELU, full for ReLU."""
         return "factored" if self.nonlinearity == "mpgelu" else "full"
 
 
@@ -67,33 +73,40 @@ def can_take(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
 
 
 def propagate(networks: Perceptrons, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the outputs of every network.
+    """Return mean and variance of the outputs of each network, propagating diagonal moments.
 
-    The same numbers as the rules one after the other, to rounding. Gradients flow to weights and biases only. The
-    tensors are float32 on the CPU.
+    The results equal those of the rules up to rounding. Gradients are computed for weights and biases only. All tensors
+    are float32 on the CPU; see :func:`can_take`.
 
     Args:
-        networks: M models.
-        mean: Of the inputs, ``(M, rows, n)``.
-        variance: Of the inputs, ``(M, rows, n)``.
+        networks: M networks.
+        mean: Means of the inputs, ``(M, rows, n)``.
+        variance: Variances of the inputs, ``(M, rows, n)``.
+
+    Returns:
+        Means and variances, ``(M, rows, outputs)`` each.
     """
     return _outputs("diagonal", networks, mean, variance)
 
 
 def propagate_exactly(networks: Perceptrons, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of the outputs of every network, with all correlations.
+    """Return mean and covariance of the outputs of each network, with the correlations between all units.
 
-    Gradients flow to weights and biases only, as in :func:`propagate`.
+    Gradients are computed for weights and biases only, as in :func:`propagate`.
 
     Args:
-        networks: M models.
-        mean: Of the inputs, ``(M, rows, n)``.
-        variance: Of the inputs, which are independent of each other, ``(M, rows, n)``.
+        networks: M networks.
+        mean: Means of the inputs, ``(M, rows, n)``.
+        variance: Variances of the inputs, which are independent of each other, ``(M, rows, n)``.
+
+    Returns:
+        Means ``(M, rows, outputs)`` and covariances ``(M, rows, outputs, outputs)``.
     """
     return _outputs(networks.exact_kernel, networks, mean, variance)
 
 
 def _outputs(kernel: str, networks: Perceptrons, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Run a kernel, and record it for autograd if a parameter requires a gradient."""
     if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in networks.parameters):
         outputs: tuple[Tensor, Tensor] = _Propagate.apply(kernel, networks, mean, variance, *networks.parameters)  # type: ignore[no-untyped-call]
         return outputs
@@ -120,7 +133,14 @@ def bound_propagation(
 
 
 class _Call:
-    """A kernel, and the arrays that its two directions share."""
+    """A call of a kernel, with the arrays that its forward and backward pass share.
+
+    Args:
+        kernel: Name of the kernel: ``"diagonal"``, ``"factored"`` or ``"full"``.
+        networks: M networks.
+        mean: Means of the inputs, ``(M, rows, n)``.
+        variance: Variances of the inputs, ``(M, rows, n)``.
+    """
 
     def __init__(self, kernel: str, networks: Perceptrons, mean: Tensor, variance: Tensor) -> None:
         self.kernel, self.models, self.rows = kernel, *mean.shape[:2]
@@ -131,13 +151,24 @@ class _Call:
         self.inputs = [tensor.detach().contiguous() for tensor in given]
 
     def forward(self, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean and variance or covariance of the outputs, and what the backward pass needs if it is to be kept."""
+        """Run the forward pass.
+
+        Args:
+            keep: Whether intermediate results are kept for the backward pass.
+
+        Returns:
+            Means of the outputs, their variances or covariances, and the intermediate results, ``(M, kept)``.
+        """
         results = self.results(keep)
         self._run("forward", (*self.sizes, int(keep)), self.inputs, results)
         return results
 
     def results(self, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Room for what :meth:`forward` gives."""
+        """Return uninitialised tensors for the results of :meth:`forward`.
+
+        Args:
+            keep: Whether intermediate results are kept for the backward pass.
+        """
         like, outputs = self.inputs[0], self.widths[-1]
         spread = (outputs,) if self.kernel == "diagonal" else (outputs, outputs)
         shape = self.models, self.rows
@@ -148,14 +179,20 @@ class _Call:
         )
 
     def backward(self, kept: Tensor, grad_mean: Tensor, grad_spread: Tensor) -> list[Tensor]:
-        """Gradients of all weights, then of all biases."""
+        """Return the gradients of all weights, followed by those of all biases.
+
+        Args:
+            kept: Intermediate results of :meth:`forward`.
+            grad_mean: Gradient with respect to the means of the outputs.
+            grad_spread: Gradient with respect to their variances or covariances.
+        """
         by_flat = torch.empty_like(self.inputs[-1])
         gradients = [grad_mean.contiguous(), grad_spread.contiguous()]
         self._run("backward", self.sizes, [*self.inputs, kept, *gradients], (by_flat,))
         return _unflat(by_flat, self.widths)
 
     def _run(self, direction: str, sizes: Sequence[Any], inputs: Sequence[Tensor], results: Sequence[Tensor]) -> None:
-        """The networks, which are independent, in equal parts on some threads: the same bits however many there are."""
+        """Run the kernel on several threads, each with a part of the networks; results do not depend on the threads."""
         room = size_of(f"{self.kernel}_workspace", self.rows, self.integers)
 
         def part(models: slice) -> Callable[[], None]:
@@ -172,6 +209,8 @@ class _Call:
 
 
 class _Propagate(torch.autograd.Function):
+    """The kernels as an autograd function of the parameters; it is differentiable once."""
+
     @staticmethod
     def forward(
         ctx: Any, kernel: str, networks: Perceptrons, mean: Tensor, variance: Tensor, *parameters: Tensor
@@ -190,7 +229,7 @@ class _Propagate(torch.autograd.Function):
 
 
 def _unflat(flat: Tensor, widths: Sequence[int]) -> list[Tensor]:
-    """What :attr:`Perceptrons.flat` joined: all weights, then all biases."""
+    """Return the weights of all layers, then the biases of all layers, from the layout of :attr:`Perceptrons.flat`."""
     shapes = [(after, before) for before, after in itertools.pairwise(widths)]
     parts = torch.split(flat, [size for after, before in shapes for size in (after * before, after)], dim=1)
     weights = [part.reshape(len(flat), *shape) for part, shape in zip(parts[::2], shapes, strict=True)]

@@ -1,4 +1,4 @@
-"""Stacked networks on known inputs, forward only: the fast way to predict."""
+"""Outputs of stacked networks for deterministic inputs by the compiled kernel, without gradients."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from torch import Tensor
 from mpgelu.native import Integers, bound, integers, number_of, size_of
 from mpgelu.native.threads import run_all, spans
 
-_WORTH_A_THREAD = 1_000_000  # multiplications
+_WORTH_A_THREAD = 1_000_000  # multiplications per thread from which on a thread pays off
 
 
 @dataclass(frozen=True)
 class PlainNetworks:
-    """M networks of one shape as plain arrays: an embedding, if there is one, then linear maps.
+    r"""M networks of the same shape as arrays: an optional periodic embedding, then linear maps with a nonlinearity.
+
+    The embedding of feature x is x itself and the combinations :math:`\sum_k w_{kd} \cos(2 \pi (f_k x + p_k))`.
 
     Args:
-        embedding: Frequencies and phases ``(M, n, cosines)``, in turns, and the weights of the cosines' combinations
-            ``(M, n, cosines, combinations)``; empty for none.
-        weights: Of each linear map, ``(M, after, before)``.
-        biases: Of each linear map, ``(M, after)``.
-        nonlinearity: Between the linear maps.
+        embedding: Frequencies f and phases p, ``(M, n, cosines)``, and weights w, ``(M, n, cosines, combinations)``;
+            empty without an embedding.
+        weights: Weight matrix of each linear map, ``(M, after, before)``.
+        biases: Bias of each linear map, ``(M, after)``.
+        nonlinearity: Nonlinearity between linear maps.
     """
 
     embedding: Sequence[Tensor]
@@ -35,7 +37,7 @@ class PlainNetworks:
 
     @staticmethod
     def joined(parts: Sequence[PlainNetworks]) -> PlainNetworks:
-        """The networks of several that have the same shapes."""
+        """Return the networks of several objects with the same shapes as one object."""
 
         def all_of(name: str) -> list[Tensor]:
             return [torch.cat(each) for each in zip(*(getattr(part, name) for part in parts), strict=True)]
@@ -49,12 +51,12 @@ class PlainNetworks:
 
     @cached_property
     def cosines(self) -> int:
-        """Of each feature; zero for no embedding."""
+        """Number of cosines of each feature; zero without an embedding."""
         return self.embedding[0].shape[2] if self.embedding else 0
 
     @cached_property
     def widths(self) -> Integers:
-        """Number of features before the first linear map and after each."""
+        """Number of features before the first linear map and after each linear map."""
         return integers([self.weights[0].shape[2], *(weight.shape[1] for weight in self.weights)])
 
     @cached_property
@@ -74,13 +76,13 @@ class PlainNetworks:
 
 
 def outputs(networks: PlainNetworks, x: Tensor) -> Tensor:
-    """Outputs of every network, ``(M, rows, outputs)``; float32 on the CPU, without gradients.
+    """Return the outputs of each network, ``(M, rows, outputs)``; float32 on the CPU, without gradients.
 
-    A row's outputs have the same bits whatever the other rows are.
+    The outputs of a row are bit-identical for any other rows in the batch.
 
     Args:
         networks: M networks.
-        x: ``(M, rows, n)``; expanded where the networks share their inputs.
+        x: Inputs, ``(M, rows, n)``; an expanded tensor if the networks share their inputs.
     """
     (models, rows, _), shared = x.shape, x.stride(0) == 0
     held = (x[0] if shared else x).contiguous()

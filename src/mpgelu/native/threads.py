@@ -1,4 +1,4 @@
-"""Independent tasks on a few threads: torch and the kernels release Python's lock while they compute."""
+"""Parallel execution of independent tasks on threads; torch and the kernels release the lock of the interpreter."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ import torch
 
 Result = TypeVar("Result")
 
-_state = threading.local()  # .busy: whether this thread runs a task, whose own tasks then run one after the other
+_state = threading.local()  # .busy: whether the thread runs a task; nested tasks then run sequentially
 
 
 def run_all(tasks: Sequence[Callable[[], Result]], threads: int) -> list[Result]:
-    """The results of tasks, in their order, computed by at most so many threads, of which the caller is one.
+    """Return the results of tasks in their order.
 
-    All callers share one pool with a thread for each core, so that several at once do not crowd each other out. The
-    first error ends the work and is raised.
+    The calling thread works, too. All callers share one pool with a thread for each core, so that nested or concurrent
+    calls do not start more threads. After an exception no further task is started, and the exception is raised.
 
     Args:
-        tasks: They must not depend on each other.
-        threads: At most; with one, or inside a task, the tasks run one after the other in the calling thread.
+        tasks: Functions without arguments that do not depend on each other.
+        threads: Largest number of threads. With one, or inside a task, the tasks run sequentially in the calling
+            thread.
     """
     threads = min(threads, len(tasks))
     if threads <= 1 or getattr(_state, "busy", False):
@@ -58,25 +59,25 @@ def run_all(tasks: Sequence[Callable[[], Result]], threads: int) -> list[Result]
     finally:
         started = [helper for helper in helpers if not helper.cancel()]
         for helper in started:
-            helper.exception()  # waits
+            helper.exception()  # waits for the end of the task
     for helper in started:
         helper.result()
     return [results[place] for place in range(len(tasks))]
 
 
 def spans(count: int, parts: int) -> list[slice]:
-    """``count`` things in at most so many parts of about equal size, in order; at least one part."""
+    """Return slices that divide ``count`` items into at most ``parts`` consecutive parts of almost equal size."""
     parts = max(1, min(parts, count))
     ends = [count * part // parts for part in range(parts + 1)]
     return [slice(*pair) for pair in itertools.pairwise(ends)]
 
 
 def job_count(n_jobs: int | None) -> int:
-    """The number of threads of this process that an estimator may use.
+    """Return the number of threads of this process that an estimator may use.
 
     Args:
-        n_jobs: As in scikit-learn, within the limits that joblib sets to what runs inside it; ``None`` for all cores
-            that torch may use, which ``OMP_NUM_THREADS`` and ``torch.set_num_threads`` limit.
+        n_jobs: Number of jobs as in scikit-learn, within the limits of joblib for nested parallelism. ``None`` for the
+            number of threads of torch, which ``OMP_NUM_THREADS`` and ``torch.set_num_threads`` limit.
     """
     from joblib import effective_n_jobs, parallel_config
 
@@ -88,7 +89,7 @@ def job_count(n_jobs: int | None) -> int:
 
 
 def workers_elsewhere() -> tuple[Any, int | None] | None:
-    """Backend of joblib and its number of jobs, if ``joblib.parallel_config`` names one of other processes."""
+    """Return the backend of ``joblib.parallel_config`` and its number of jobs, or ``None`` for a backend of threads."""
     from joblib.parallel import get_active_backend
 
     backend, n_jobs = get_active_backend(prefer="threads")
@@ -102,9 +103,10 @@ _threads_before = 1
 
 @contextmanager
 def one_thread_each() -> Iterator[None]:
-    """Operations of torch run on the thread that calls them, so that sums do not depend on the number of cores.
+    """Return a context in which every operation of torch runs on one thread.
 
-    The setting belongs to the process: the first to enter makes it and the last to leave takes it back.
+    Sums then do not depend on the number of cores. The setting applies to the process: the first of several concurrent
+    contexts makes it, and the last one restores the previous number of threads.
     """
     global _limited, _threads_before
     with _limits:
@@ -124,5 +126,5 @@ def one_thread_each() -> Iterator[None]:
 
 @cache
 def _pool(process: int) -> ThreadPoolExecutor:
-    """The threads of this process; a forked one has none of its parent's."""
+    """Return the threads of a process, by its id, because a forked process does not have the threads of its parent."""
     return ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), thread_name_prefix="mpgelu")

@@ -23,7 +23,7 @@ def network(
     nonlinearity: Nonlinearity | Callable[[], nn.Module] = "mpgelu",
     rate: float = 0.05,
     gaussian_weights: bool = False,
-    embedding: float | None = None,
+    sigma: float | None = None,
 ) -> nn.Sequential:
     """Return a multilayer perceptron for moments: dropout before every linear layer, a nonlinearity between them.
 
@@ -38,7 +38,7 @@ def network(
             new layer, such as the class :class:`mpgelu.layers.Tanh`; it is called once for each hidden layer.
         rate: Dropout rate, rescaled as in torch; 0 omits the dropout layers.
         gaussian_weights: Whether to use :class:`GaussianLinear`, whose weights are random too.
-        embedding: Standard deviation of the initial frequencies of a :class:`Periodic` embedding of the features, in
+        sigma: Standard deviation of the initial frequencies of a :class:`Periodic` embedding of the features, in
             cycles per unit; ``None`` for no embedding.
 
     Raises:
@@ -54,8 +54,8 @@ def network(
     layer = GaussianLinear if gaussian_weights else Linear
     modules: list[nn.Module] = []
     inputs = in_features
-    if embedding is not None:
-        periodic = Periodic(in_features, sigma=embedding)
+    if sigma is not None:
+        periodic = Periodic(in_features, sigma=sigma)
         inputs = periodic.out_features
         modules += [periodic, Scale(inputs)]
     widths = [inputs, *hidden, outputs]

@@ -18,6 +18,24 @@ from mpgelu.moments import FactoredMoments, Moments
 from mpgelu.networks.scaling import FeatureScale
 
 
+class Members(nn.Module):
+    """The Gaussian members that a model mixes, as a module that torch can trace.
+
+    ``forward`` maps scaled features ``(rows, n)`` to means and variances of the outputs of the members,
+    ``(M, rows, outputs)`` each.
+    """
+
+    @property
+    def weights(self) -> Tensor:
+        """Weights of the members, ``(M,)``, float64, summing to one."""
+        raise NotImplementedError
+
+    @property
+    def centers(self) -> Tensor | None:
+        """Matrix from the means of the members to those of their networks, ``(M, M)``; ``None`` if they are equal."""
+        return None
+
+
 @dataclass(frozen=True)
 class Parts:
     """The networks of a model, their weights, and the scales of the data.
@@ -33,13 +51,12 @@ class Parts:
         moments: Type of moments that predictions propagate.
         encode: Function from rows as users have them to raw features ``(rows, n)``.
         calibration_scores: Sorted conformity scores, if the intervals were calibrated.
-        noise: From scaled features and the two outputs of the networks to the log-variance that replaces the second.
-        spread: Factor by which the networks are shrunk towards their average.
-        whole: From raw features, their errors and a number of nodes to the distribution of the target; ``None`` for a
-            network alone.
-        members: From scaled features to means and variances of what the model mixes, ``(M, rows, outputs)`` each, where
-            that is more than the networks' own outputs; its attribute ``weights`` has their weights, and ``centers``
-            the matrix from their means to those of their networks, ``None`` where these are equal.
+        noise: Module from scaled features and the outputs of the networks to outputs with the log-variance of the
+            noise; ``None`` if the networks predict it themselves.
+        spread: Factor of the shrinkage of the means of the networks towards their average.
+        whole: Module from raw features, their errors and a number of nodes to the distribution of the target; ``None``
+            for a single network.
+        members: The members that the model mixes, if these are not the outputs of the networks.
     """
 
     networks: Sequence[nn.Module]
@@ -55,7 +72,7 @@ class Parts:
     noise: nn.Module | None = None
     spread: float = 1.0
     whole: nn.Module | None = None
-    members: nn.Module | None = None
+    members: Members | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -149,19 +166,33 @@ def feature_names(caller: str, features: int | Sequence[str] | None, count: int)
 
 
 def _first_device(networks: Sequence[nn.Module]) -> torch.device:
-    """Where the parameters are; the CPU where there are none."""
+    """Return the device of the first parameter; the CPU if there are no parameters."""
     return next((p.device for network in networks for p in network.parameters()), torch.device("cpu"))
 
 
+def in_features_of(network: nn.Module) -> int | None:
+    """Return the number of inputs of the first layer that states it as ``in_features``; ``None`` if none does."""
+    sizes = (getattr(module, "in_features", None) for module in network.modules())
+    return next((size for size in sizes if isinstance(size, int)), None)
+
+
 def _first_size(caller: str, network: nn.Module) -> int:
-    """Return the number of inputs of the first layer that has ``in_features``."""
-    for module in network.modules():
-        if isinstance(size := getattr(module, "in_features", None), int):
-            return size
-    raise InputError(f"{caller}: the network has no linear layer that tells its number of features; give features=")
+    """Return the number of inputs of a network.
+
+    Raises:
+        InputError: No layer states it.
+    """
+    if (size := in_features_of(network)) is None:
+        raise InputError(f"{caller}: the network has no linear layer that tells its number of features; give features=")
+    return size
 
 
 def _likelihood(caller: str, network: nn.Module, features: int) -> Likelihood:
+    """Return the default likelihood for the number of outputs of a network.
+
+    Raises:
+        InputError: The network has more than two outputs.
+    """
     like = next(network.parameters(), torch.empty(0, device="cpu"))
     with torch.no_grad():
         outputs = network(like.new_zeros(1, features)).shape[-1]

@@ -1,4 +1,4 @@
-"""Networks on known inputs in one native call: an answer to "can this network be done at once?"."""
+"""Recognition of networks whose outputs for deterministic inputs one call of a compiled kernel evaluates."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ _NONLINEARITIES: dict[type[nn.Module], Literal["silu", "relu"]] = {SiLU: "silu",
 
 @dataclass(frozen=True)
 class PlainForm:
-    """Where a network of a kind that the kernel knows keeps its parameters.
+    """Names of the layers of a network that the kernel supports.
+
+    The layers are an optional :class:`Periodic` embedding, an optional :class:`Scale`, and linear maps with the same
+    nonlinearity between any two. MP-GELU of a deterministic input is ReLU.
 
     Args:
-        embedding: Name of its periodic embedding; ``None`` for none.
-        scale: Name of a scale before the first linear map; ``None`` for none.
+        embedding: Name of the periodic embedding; ``None`` without one.
+        scale: Name of the scale before the first linear map; ``None`` without one.
         linear: Names of the linear maps, in order.
-        nonlinearity: Between them.
+        nonlinearity: Nonlinearity between the linear maps.
     """
 
     embedding: str | None
@@ -31,10 +34,10 @@ class PlainForm:
     nonlinearity: Literal["silu", "relu"]
 
     def arrays(self, state: Mapping[str, Tensor]) -> PlainNetworks:
-        """The parameters of M networks, with the scale multiplied into the first linear map.
+        """Return the parameters of M networks in the form of the kernel; the scale is merged into the first linear map.
 
         Args:
-            state: Parameters by their names in the network, each ``(M, ...)``.
+            state: Parameters by their names in the network, ``(M, ...)`` each.
         """
         parts = ("frequency", "phase", "weight")
         embedding = () if self.embedding is None else [state[f"{self.embedding}.{part}"] for part in parts]
@@ -47,7 +50,7 @@ class PlainForm:
 
 
 def plain_form(network: nn.Module) -> PlainForm | None:
-    """The form of a sequence that the kernel knows; ``None`` for any other network."""
+    """Return the form of a sequence of layers that the kernel supports, or ``None`` for any other network."""
     if type(network) is not nn.Sequential:
         return None
     left = [(name, layer) for name, layer in network.named_children()]

@@ -1,4 +1,4 @@
-"""What is made of tensors once and used until they change."""
+"""A cache of one value that is computed from tensors, valid until one of them changes."""
 
 from __future__ import annotations
 
@@ -11,32 +11,38 @@ Made = TypeVar("Made")
 
 
 class Prepared(Generic[Made]):
-    """Something made of tensors, kept until one of them is changed or replaced; copies and files begin without it.
+    """A value computed from tensors, cached until one of them is modified or replaced.
 
-    A change through ``tensor.data`` goes unseen, as it does by autograd. So do the steps of torch's fused optimisers,
-    which do not count as changes: nothing is kept of tensors that require a gradient, for they may be in training.
+    Modifications are detected by the version counters of autograd. These do not count changes through ``tensor.data``,
+    nor the steps of the fused optimisers of torch. Nothing is therefore cached for tensors that require a gradient,
+    because they may be in training. Copies and pickles start with an empty cache.
     """
 
     def __init__(self) -> None:
         self._kept: tuple[object, list[Tensor], Made] | None = None
 
     def of(self, tensors: Iterable[Tensor], make: Callable[[], Made]) -> Made:
-        """What ``make`` gives for these tensors, made anew only if they are not those of the last call."""
+        """Return the cached value, or compute it if the tensors are not those of the last call.
+
+        Args:
+            tensors: The tensors on which the value depends.
+            make: Function that computes the value.
+        """
         held = list(tensors)
         try:
             seen = [(tensor.data_ptr(), tensor._version, tensor.requires_grad) for tensor in held]
-        except RuntimeError:  # made in inference mode, where changes are not counted
+        except RuntimeError:  # tensors of inference mode have no version counter
             return make()
-        kept = self._kept  # read once: other threads may replace it
+        kept = self._kept  # read once, because other threads may replace it
         if kept is not None and kept[0] == seen:
             return kept[2]
         if any(tensor.requires_grad for tensor in held):
             return make()
         made = make()
-        # The tensors are held so that no other one gets the memory of one that was replaced.
+        # References to the tensors ensure that no new tensor has the address of one that was replaced.
         self._kept = seen, [tensor.detach() for tensor in held], made
         return made
 
     def __reduce__(self) -> tuple[type[Prepared[Made]], tuple[()]]:
-        """A copy or a file has its own tensors."""
+        """Return the constructor of an empty cache, because a copy has its own tensors."""
         return Prepared, ()

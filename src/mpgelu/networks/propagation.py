@@ -8,13 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from mpgelu.errors import InputError
-from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moments
+from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moments, moments_of
 from mpgelu.moments.checks import check_mean
 from mpgelu.networks.whole import as_function
 
-_CHUNK_ENTRIES = (
-    2**20
-)  # entries of the largest temporary: near the cache, and enough work to hide the overhead of calls
+# Entries of the largest temporary: about the size of the cache, and enough work to hide the overhead of calls.
+_CHUNK_ENTRIES = 2**20
 _FEWEST_ROWS = 64
 
 
@@ -22,25 +21,26 @@ def propagate(
     network: nn.Module,
     x: Tensor,
     *,
-    moments: Callable[[Tensor], Moments] = FactoredMoments.certain,
-    chunk_rows: int | None = None,
+    moments: type[Moments] | Callable[[Tensor], Moments] = FactoredMoments,
+    rows_at_once: int | None = None,
 ) -> DiagonalMoments | FullMoments:
     """Return the moments of the output of a network for every row of ``x``, without gradients.
 
-    The result equals ``network(moments(x))``, with temporaries of one chunk of rows at a time. Ten million rows need
-    the memory of their output and no more, and large batches run faster because the chunks fit the cache.
+    The result equals that of the network for the moments of all rows, with temporaries of one chunk of rows at a time.
+    Ten million rows need the memory of their output and no more, and large batches run faster because the chunks fit
+    the cache.
 
     Args:
         network: Any module from moments to moments.
         x: Inputs, ``(rows, features)``.
-        moments: Function from a chunk of inputs to moments, for example ``DiagonalMoments.certain``.
-        chunk_rows: Rows in a chunk; by default chosen from the widths of the layers.
+        moments: Type of moments, for example ``DiagonalMoments``, or function from a chunk of inputs to moments.
+        rows_at_once: Number of rows in a chunk; by default chosen from the widths of the layers.
 
     Returns:
         Diagonal moments if the network returns such, otherwise full ones, since outputs are few.
 
     Raises:
-        InputError: The inputs are not vectors, or ``chunk_rows`` is smaller than one.
+        InputError: The inputs are not vectors, or ``rows_at_once`` is smaller than one.
 
     Example:
         >>> import torch, mpgelu
@@ -50,17 +50,18 @@ def propagate(
     check_mean("propagate", x)
     if x.dim() != 2:
         raise InputError(f"propagate: x must have shape (rows, features), got {tuple(x.shape)}")
-    size = chunk_rows or _chunk_rows(network, moments(x[:1]))
+    start = moments_of(moments)
+    size = rows_at_once or _default_rows(network, start(x[:1]))
     if size < 1:
-        raise InputError(f"propagate: chunk_rows must be at least 1, got {chunk_rows}")
+        raise InputError(f"propagate: rows_at_once must be at least 1, got {rows_at_once}")
     run = as_function(network)
     with torch.no_grad():
-        mean, spread = _mean_and_spread(run(moments(x[:size])))
+        mean, spread = _mean_and_spread(run(start(x[:size])))
         mean_all, spread_all = (part.new_empty(len(x), *part.shape[1:]) for part in (mean, spread))
         mean_all[:size], spread_all[:size] = mean, spread
-        for start in range(size, len(x), size):
-            rows = slice(start, start + size)
-            mean_all[rows], spread_all[rows] = _mean_and_spread(run(moments(x[rows])))
+        for first in range(size, len(x), size):
+            rows = slice(first, first + size)
+            mean_all[rows], spread_all[rows] = _mean_and_spread(run(start(x[rows])))
     return (DiagonalMoments if spread.dim() == 2 else FullMoments)(mean_all, spread_all)
 
 
@@ -69,7 +70,7 @@ def _mean_and_spread(output: Moments) -> tuple[Tensor, Tensor]:
     return output.mean, output.variance if isinstance(output, DiagonalMoments) else output.covariance
 
 
-def _chunk_rows(network: nn.Module, start: Moments) -> int:
+def _default_rows(network: nn.Module, start: Moments) -> int:
     """Return the rows whose largest temporary (variances, matrices or factors of the widest layer) fits the cache."""
     widths = [p.shape[0] for p in network.parameters() if p.dim() == 2] or [1]
     sources = {DiagonalMoments: 8, FullMoments: max(widths)}.get(type(start), start.features + sum(widths[:-3]))

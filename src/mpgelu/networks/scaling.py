@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-_ENDLESS = 1e300  # of a limit or a range that there is not
-FARTHEST = 1e15  # scales from the centre, whose square float32 holds
+_ENDLESS = 1e300  # stands for the absence of a limit or a range
+FARTHEST = 1e15  # largest distance from the centre in scales; its square is finite in float32
 
 
 class FeatureScale(nn.Module):
@@ -56,7 +56,7 @@ class FeatureScale(nn.Module):
 
     @classmethod
     def identity(cls, features: int) -> FeatureScale:
-        """Features as they are, for networks that take them so."""
+        """Return the identity for a number of features, for networks that take raw features."""
         return cls.standard(torch.zeros(features, device="cpu"), torch.ones(features, device="cpu"))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,12 +65,18 @@ class FeatureScale(nn.Module):
         return z / torch.sqrt(1 + (z / self.limit.to(x)).square())
 
     def extrapolation(self, x: Tensor) -> Tensor:
-        r"""The variance that the distance of each feature from the training data adds, ``(rows, n)``, in target scales.
+        r"""Return the variance due to the distance of features from the training data, in units of the scaled target.
 
         .. math:: r^2 \log^2(1 + d)
 
         with r the ``reach`` and d the distance beyond the smallest or largest training value of the feature, in
         scales. The variance is unbounded, but grows so slowly that one wrong cell does not dominate a score.
+
+        Args:
+            x: Raw features, ``(rows, n)``.
+
+        Returns:
+            Variances, ``(rows, n)``, which add over the features.
         """
         z = self._scaled(x)
         distance = torch.relu(self.lower.to(x) - z) + torch.relu(z - self.upper.to(x))

@@ -16,6 +16,7 @@ from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moment
 from mpgelu.native import perceptron, plain
 from mpgelu.networks import batched
 from mpgelu.networks.description import Description, build, check_describable
+from mpgelu.networks.headed import HeadedNetworks, headed_form
 from mpgelu.networks.plain import plain_form
 from mpgelu.networks.prepared import Prepared
 from mpgelu.networks.whole import arrays_of, known_perceptron, run_whole
@@ -23,14 +24,23 @@ from mpgelu.visibility import values_are_visible
 
 
 class Stack(nn.Module):
-    """Several networks of one architecture that run, and train, as one.
+    """Several networks of the same architecture that are evaluated and trained as one module.
 
-    Parameters and buffers gain a leading model dimension, so thousands of small networks become a few large tensor
-    operations. Input and output have the model dimension first; the output's covariance is dense, being
-    small, unless outputs are independent.
+    Parameters and buffers have a leading model dimension, so that thousands of small networks become a few large tensor
+    operations. Inputs and outputs have the model dimension first. Factored moments of the outputs become full ones, or
+    diagonal ones if the outputs are independent.
 
     Args:
-        networks: modules of the same architecture; their parameters are copied.
+        networks: Modules of the same architecture; their parameters are copied.
+
+    Raises:
+        InputError: There is no network.
+
+    Example:
+        >>> import torch, mpgelu
+        >>> stack = mpgelu.Stack([mpgelu.network(3) for _ in range(5)])
+        >>> stack(mpgelu.FactoredMoments.certain(torch.randn(5, 8, 3)))  # each network has its own eight rows
+        FullMoments(mean (5, 8, 2), float32)
     """
 
     def __init__(self, networks: Sequence[nn.Module]) -> None:
@@ -45,25 +55,27 @@ class Stack(nn.Module):
             self.register_parameter(f"parameter_{position}", nn.Parameter(parameters[name].detach().clone()))
         for position, name in enumerate(self._buffer_names):
             self.register_buffer(f"buffer_{position}", buffers[name].detach().clone())
-        self._skeleton = (copy.deepcopy(networks[0]).to("meta"),)  # in a tuple, so that its parameters stay hidden
+        self._skeleton = (copy.deepcopy(networks[0]).to("meta"),)  # a tuple hides its parameters from nn.Module
         self._perceptron = known_perceptron(networks[0])
         self._plain = plain_form(networks[0])
+        self._headed = headed_form(networks[0])
         self._is_batched = batched.has_batched_form(networks[0])
         self._for_moments: Prepared[perceptron.Perceptrons] = Prepared()
         self._for_tensors: Prepared[plain.PlainNetworks] = Prepared()
+        self._for_heads: Prepared[HeadedNetworks] = Prepared()
 
     @classmethod
     def empty(cls, description: Description, models: int) -> Self:
-        """Networks of a description without parameters; load a state into them, assigned.
+        """Return networks of a description without parameters, on the device ``meta``; load a state with ``assign``.
 
         Args:
-            description: Of each of the networks.
-            models: How many there are.
+            description: Description of each network.
+            models: Number of networks.
         """
         stack = cls([build(description)])
         stack._models = models
         for tensor in (*stack.parameters(), *stack.buffers()):
-            tensor.data = tensor.data.expand(models, *tensor.shape[1:])  # on "meta", where sizes cost nothing
+            tensor.data = tensor.data.expand(models, *tensor.shape[1:])  # tensors on "meta" have no memory
         return stack
 
     def __len__(self) -> int:
@@ -71,7 +83,13 @@ class Stack(nn.Module):
         return self._models
 
     def forward(self, value: Any) -> Any:
-        """Run every network on its own slice of ``value``, whose tensors are ``(models, *batch, n)``."""
+        """Apply each network to its own slice of ``value``.
+
+        A compiled kernel is used if one is applicable, then batched operations of torch, and otherwise ``vmap``.
+
+        Args:
+            value: A tensor ``(models, *batch, n)``, or moments with such a mean.
+        """
         if (outputs := self._known(value) if isinstance(value, Tensor) else self._whole(value)) is not None:
             return outputs
         if isinstance(value, Tensor) and value.dim() == 3 and self._is_batched:
@@ -79,8 +97,26 @@ class Stack(nn.Module):
             return batched.run(self.architecture, value, parameters | buffers)
         return vmap(self._run)(*self.state(), value)
 
+    def of_known(self, x: Tensor, moments: type[Moments]) -> Any:
+        """Moments of the outputs of random networks for known inputs ``(models, rows, n)``.
+
+        Args:
+            x: Inputs.
+            moments: The type that is propagated; where only the last layer is random, all types are exact.
+        """
+        form = self._headed
+        if form is not None and x.dim() == 3 and len(x) == len(self) and self._takes(x):
+            networks = self._for_heads.of(self.parameters(), lambda: form.arrays(self.state()[0]))
+            if x.shape[2] == networks.body.features:
+                return networks(x)
+        return self(moments.certain(x))
+
     def each(self, function: Callable[[nn.Module], Tensor]) -> Tensor:
-        """A number or tensor computed from every network, for example its Kullback-Leibler term, ``(models, ...)``."""
+        """Return the value of a function of each network, such as its Kullback-Leibler term, ``(models, ...)``.
+
+        Args:
+            function: Function from a network to a tensor; it is evaluated once, by ``vmap``.
+        """
         called = _Called(self._skeleton[0], function)
 
         def run(state: dict[str, Tensor]) -> Tensor:
@@ -92,18 +128,18 @@ class Stack(nn.Module):
         return results
 
     def unstack(self) -> list[nn.Module]:
-        """The networks, one by one, with copies of their parameters."""
+        """Return the networks as separate modules, with copies of their parameters."""
         parameters, buffers = self.state()
         networks = []
         for index in range(len(self)):
             state = {name: tensor[index].detach().clone() for name, tensor in (parameters | buffers).items()}
             network = copy.deepcopy(self._skeleton[0])
-            network.load_state_dict(state, assign=True)  # assigned, not copied: the stack's dtype and device count
+            network.load_state_dict(state, assign=True)  # keeps dtype and device of the stack
             networks.append(network)
         return networks
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Parameters and buffers of all networks by their names in one, each ``(models, ...)``."""
+        """Return parameters and buffers by their names in a single network, ``(models, ...)`` each."""
         parameters: dict[str, Tensor] = {
             name: self.get_parameter(f"parameter_{i}") for i, name in enumerate(self._names)
         }
@@ -117,7 +153,7 @@ class Stack(nn.Module):
 
     @property
     def description(self) -> Description:
-        """Of each of the networks.
+        """Description of each of the networks.
 
         Raises:
             InputError: A layer is of a type that is not registered.
@@ -125,7 +161,7 @@ class Stack(nn.Module):
         return check_describable("Stack", self._skeleton[0])
 
     def _whole(self, value: Any) -> DiagonalMoments | FullMoments | None:
-        """All layers of all networks in one native call, if there is one that can do it."""
+        """Return the moments of the outputs by one call of a kernel, or ``None`` if none is applicable."""
         known = self._perceptron
         if known is None or not isinstance(value, Moments) or len(value.mean) != len(self):
             return None
@@ -137,24 +173,28 @@ class Stack(nn.Module):
         return run_whole(known, state, value, arrays)
 
     def _known(self, value: Tensor) -> Tensor | None:
-        """Outputs for known inputs ``(models, rows, n)`` by one native call, if there is one that can do it."""
+        """Return the outputs for inputs ``(models, rows, n)`` by one call of a kernel, or ``None``."""
         form = self._plain
         if form is None or value.dim() != 3 or len(value) != len(self):
             return None
-        if not self._is_fixed or (value.requires_grad and torch.is_grad_enabled()):
+        if not self._takes(value):
             return None
-        held = [*self.parameters()]
-        if not perceptron.can_take(value, *held):
-            return None
-        networks = self._for_tensors.of(held, lambda: form.arrays(self.state()[0]))
+        networks = self._for_tensors.of(self.parameters(), lambda: form.arrays(self.state()[0]))
         return plain.outputs(networks, value) if value.shape[2] == networks.features else None
+
+    def _takes(self, value: Tensor) -> bool:
+        """Whether a native call without gradients can take known inputs and these parameters."""
+        if not self._is_fixed or (value.requires_grad and torch.is_grad_enabled()):
+            return False
+        return perceptron.can_take(value, *self.parameters())
 
     @property
     def _is_fixed(self) -> bool:
-        """Whether no gradients are wanted, so that what is prepared can be kept."""
+        """Whether no gradients of the parameters are recorded, so that prepared arrays can be cached."""
         return not torch.is_grad_enabled() or not any(p.requires_grad for p in self.parameters())
 
     def _run(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], value: Any) -> Any:
+        """Return the output of one network, for ``vmap``."""
         output = functional_call(self._skeleton[0], (parameters, buffers), (value,))
         if not isinstance(output, FactoredMoments):
             return output
@@ -164,7 +204,7 @@ class Stack(nn.Module):
 
 
 class _Called(nn.Module):
-    """A function of a network as a module, whose parameters can be replaced."""
+    """A function of a network as a module, so that ``functional_call`` can replace its parameters."""
 
     def __init__(self, network: nn.Module, function: Callable[[nn.Module], Tensor]) -> None:
         super().__init__()
@@ -175,9 +215,9 @@ class _Called(nn.Module):
 
 
 def is_random(network: nn.Module) -> bool:
-    """Whether a network makes a known input uncertain: by dropout, random weights, or a layer that says so.
+    """Return whether the output of a network is random for a deterministic input, because of dropout or random weights.
 
-    Layers from outside the package say so by an attribute ``is_random``.
+    Layers from outside the package declare this by an attribute ``is_random``.
     """
     return any(
         isinstance(module, (Dropout, GaussianLinear)) or getattr(module, "is_random", False)

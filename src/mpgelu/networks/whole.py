@@ -1,4 +1,4 @@
-"""Whole perceptrons in one native call: an answer to "can this description be done at once?", the rules otherwise."""
+"""Moments of perceptrons by one call of a compiled kernel, if a kernel supports the network; otherwise by the rules."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mpgelu.native import perceptron
 from mpgelu.networks.description import Description, Perceptron, describe, is_describable, perceptron_of
 from mpgelu.rules.dropout import mask_moments
 
-WIDEST = 200  # units of a layer up to which covariances are faster here than by large matrix products
+WIDEST = 200  # largest width of a layer for which the kernels of covariances are faster than matrix products
 _RELU: dict[str, perceptron.Nonlinearity] = {"dvi": "relu_dvi", "exact": "relu_exact"}
 
 
 def known_perceptron(network: nn.Module) -> Perceptron | None:
-    """The layers of a network of a kind that the kernels know; ``None`` for any other."""
+    """Return the structure of a perceptron that the kernels support, or ``None`` for any other network."""
     found = perceptron_of(describe(network)) if is_describable(network) else None
     if found is None or any(layer.gaussian or not layer.bias for layer in found.layers):
         return None
@@ -30,19 +30,19 @@ def known_perceptron(network: nn.Module) -> Perceptron | None:
 def run_whole(
     found: Perceptron, state: Mapping[str, Tensor], value: Moments, arrays: perceptron.Perceptrons | None = None
 ) -> DiagonalMoments | FullMoments | None:
-    """Outputs of M networks by one native call; ``None`` if it cannot do this: then the rules can.
+    """Return the moments of the outputs of M networks by one call of a kernel, or ``None`` if it is not applicable.
 
-    Gradients flow to the parameters only. Moments with correlations between the inputs, a limited rank, or inputs that
-    need gradients are left to the rules.
+    Gradients are computed for the parameters only. The kernels support independent inputs without a limit of the rank
+    that do not require gradients, float32 on the CPU; everything else is left to the rules.
 
     Args:
-        found: Of :func:`known_perceptron`.
-        state: Parameters and buffers by their names in the network, each ``(M, ...)``.
-        value: Of mean ``(M, rows, n)``.
-        arrays: What :func:`arrays_of` made of the state before.
+        found: Structure of the networks, from :func:`known_perceptron`.
+        state: Parameters and buffers by their names in the network, ``(M, ...)`` each.
+        value: Moments of the inputs, with mean ``(M, rows, n)``.
+        arrays: The result of :func:`arrays_of` for the state, if it is known already.
 
     Returns:
-        Diagonal moments for diagonal ones, full moments for factored ones.
+        Diagonal moments for diagonal inputs, full moments for factored inputs.
     """
     variance = _independent_variance(value)
     if variance is None or value.mean.dim() != 3 or variance.shape != value.mean.shape:
@@ -64,7 +64,15 @@ def run_whole(
 
 
 def as_function(network: nn.Module) -> Callable[[Any], Any]:
-    """A network as a function of moments ``(rows, n)`` that runs as a whole where it can; else the network itself."""
+    """Return a function with the values of a network that uses a kernel if one is applicable.
+
+    Args:
+        network: Any network. It is returned itself if no kernel supports it, or if a module has hooks, which a kernel
+            would not call.
+
+    Returns:
+        Function from moments ``(rows, n)`` to moments of the outputs.
+    """
     found = known_perceptron(network)
     if found is None or any(module._forward_hooks or module._forward_pre_hooks for module in network.modules()):
         return network
@@ -83,7 +91,7 @@ def as_function(network: nn.Module) -> Callable[[Any], Any]:
 
 
 def warn_if_slow(network: nn.Module) -> None:
-    """Warn once that kernels which would train this network are missing."""
+    """Issue a :class:`SlowWarning` once if the kernels are missing and would support the training of this network."""
     single = all(p.dtype == torch.float32 and p.device.type == "cpu" for p in network.parameters())
     known = getattr(network, "_perceptron", None) or known_perceptron(network)
     if single and known is not None:
@@ -91,7 +99,7 @@ def warn_if_slow(network: nn.Module) -> None:
 
 
 def _independent_variance(value: Moments) -> Tensor | None:
-    """Variances of moments without correlations, which keep to their type without a limit; else ``None``."""
+    """Return the variances of independent inputs, or ``None`` for inputs with correlations or a limit of the rank."""
     if isinstance(value, DiagonalMoments):
         return value.variance
     if not isinstance(value, FactoredMoments) or value.blocks or value.max_rank not in (None, math.inf):
@@ -100,7 +108,10 @@ def _independent_variance(value: Moments) -> Tensor | None:
 
 
 def _stacked(value: DiagonalMoments | FactoredMoments) -> DiagonalMoments | FactoredMoments:
-    """The same moments as those of one network in a stack; blocks are left as they are, for they are not taken."""
+    """Return moments with a leading dimension of one network.
+
+    Blocks of factored moments are not changed, because :func:`run_whole` does not accept moments with blocks.
+    """
     mean = value.mean.unsqueeze(0)
     if isinstance(value, DiagonalMoments):
         return DiagonalMoments(mean, value.variance.unsqueeze(0))
@@ -109,15 +120,22 @@ def _stacked(value: DiagonalMoments | FactoredMoments) -> DiagonalMoments | Fact
 
 
 def _parts(value: DiagonalMoments | FullMoments) -> tuple[Tensor, Tensor]:
+    """Return the mean with the variance of diagonal moments, or with the covariance of full ones."""
     return value.mean, value.variance if isinstance(value, DiagonalMoments) else value.covariance
 
 
 def _names(layer: Any) -> tuple[str, str]:
+    """Return the names of weight and bias of a layer."""
     return f"{layer.name}.weight", f"{layer.name}.bias"
 
 
 def arrays_of(found: Perceptron, state: Mapping[str, Tensor]) -> perceptron.Perceptrons:
-    """The networks as plain arrays."""
+    """Return the parameters of M networks in the form of the kernels.
+
+    Args:
+        found: Structure of the networks, from :func:`known_perceptron`.
+        state: Parameters and buffers by their names in the network, ``(M, ...)`` each.
+    """
     weights, biases = zip(*([state[name] for name in _names(layer)] for layer in found.layers), strict=True)
     no_dropout = weights[0].new_zeros(len(weights[0]))
     rates = (state[f"{layer.dropout}.rate"] if layer.dropout else no_dropout for layer in found.layers)
@@ -132,7 +150,10 @@ def arrays_of(found: Perceptron, state: Mapping[str, Tensor]) -> perceptron.Perc
 
 
 def _nonlinearity(layer: Description | None) -> perceptron.Nonlinearity | None:
-    """What the kernels call a nonlinearity, if they know it; any will do where there is none."""
+    """Return the name of a nonlinearity in the kernels, or ``None`` if they do not support it.
+
+    A perceptron of a single layer has no nonlinearity, and any name is valid.
+    """
     if layer is None or layer.kind == "MPGELU":
         return "mpgelu"
     return _RELU[layer.settings["covariance"]] if layer.kind == "ReLU" else None

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from mpgelu.errors import InputError
 
 
 def check_floats(caller: str, argument: str, value: object, like: Tensor | None = None, *shapes: Sequence[int]) -> None:
-    """Require a float tensor of the dtype and device of ``like``, and of one of ``shapes`` if any are given."""
+    """Require a float tensor of the dtype and device of ``like``, and of one of ``shapes`` if any are given.
+
+    Args:
+        caller: Name of the function that the error message starts with.
+        argument: Name of the argument in the error message.
+        value: The value to check.
+        like: Tensor of the wanted dtype and device; ``None`` for any.
+        *shapes: Allowed shapes; any shape if there are none.
+
+    Raises:
+        InputError: The value is not such a tensor.
+    """
     if not isinstance(value, Tensor) or not value.is_floating_point():
         came = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise InputError(f"{caller}: {argument} must be a float tensor, got {came}; use torch.as_tensor(x).float()")
@@ -23,6 +36,50 @@ def check_floats(caller: str, argument: str, value: object, like: Tensor | None 
         raise InputError(f"{caller}: {argument} must have shape {wanted}, got {tuple(value.shape)}; reshape it")
 
 
+def as_tensor(caller: str, argument: str, value: Tensor | ArrayLike, like: Tensor, *shapes: Sequence[int]) -> Tensor:
+    """Return a value as a float tensor of the dtype and device of ``like``.
+
+    Numbers, sequences, arrays and columns of data frames are converted; a tensor must have dtype and device already.
+
+    Args:
+        caller: Name of the function that the error message starts with.
+        argument: Name of the argument in the error message.
+        value: The value.
+        like: Tensor of the wanted dtype and device.
+        *shapes: Allowed shapes; any shape if there are none.
+
+    Raises:
+        InputError: The tensor has another dtype, device or shape.
+    """
+    if not isinstance(value, Tensor):
+        value = np.array(value) if hasattr(value, "__array__") else value  # such as a column of a data frame
+        value = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    check_floats(caller, argument, value, like, *shapes)
+    return value
+
+
+def check_broadcast(caller: str, argument: str, shape: Sequence[int], batch: Sequence[int]) -> None:
+    """Require a shape that broadcasts against the batch of a distribution.
+
+    A column ``(*batch, 1)`` is refused, because broadcasting would compare every row with every other.
+
+    Args:
+        caller: Name of the function that the error message starts with.
+        argument: Name of the argument in the error message.
+        shape: Shape of the argument.
+        batch: Batch shape of the distribution.
+
+    Raises:
+        InputError: The shape does not broadcast, or is a column.
+    """
+    shape, batch = tuple(shape), tuple(batch)
+    sizes = zip(shape[::-1], batch[::-1], strict=False)
+    column = shape == (*batch, 1) and batch[-1:] > (1,)
+    if column or not all(size == rows or 1 in (size, rows) for size, rows in sizes):
+        fix = f"use {argument}.squeeze(-1)" if column else f"give one {argument} for each row, or a scalar"
+        raise InputError(f"{caller}: {argument} must broadcast against the rows {batch}, got {shape}; {fix}")
+
+
 def needs_gradient(*tensors: Tensor) -> bool:
-    """Whether autograd records operations on any of the tensors."""
+    """Return whether autograd records operations on any of the tensors."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)

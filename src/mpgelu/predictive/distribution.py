@@ -1,4 +1,4 @@
-"""The distribution of the target for each row, always held as a one-dimensional Gaussian mixture."""
+"""The predictive distribution of the target, represented for each row as a one-dimensional Gaussian mixture."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
 from mpgelu.errors import InputError
-from mpgelu.predictive.checks import check_floats, needs_gradient
+from mpgelu.predictive.checks import as_tensor, check_broadcast, check_floats, needs_gradient
 from mpgelu.predictive.distances import mean_absolute, mean_absolute_difference
-from mpgelu.predictive.nodes import normal_nodes
+from mpgelu.predictive.nodes import heteroscedastic_components
 from mpgelu.predictive.quantiles import bisected, quantiles
 from mpgelu.rules import normal
 from mpgelu.visibility import values_are_visible
@@ -27,18 +26,27 @@ class Predictive:
 
     .. math:: p(y) = \sum_k w_k\, N(y;\ \text{means}_k,\ \text{variances}_k)
 
-    Everything computed from the mixture is exact for it. The mean and the two variances are given by whoever builds
-    it, because their closed forms are better than sums over components. A variance of zero is a point mass, held as
-    the narrowest Gaussian that the dtype allows. A row with a NaN in any component is NaN in everything computed from
-    it, and other rows are not touched. Build one with ``gaussian``, ``heteroscedastic`` or ``mixture``.
+    All quantities that are computed from the mixture are exact for it. Mean and variances are stored separately,
+    because the constructors know closed forms that are more accurate than sums over components. A component of variance
+    zero is a point mass, represented by the narrowest Gaussian of the dtype. NaN in a component makes all results of
+    its row NaN, and does not affect other rows. Use the constructors :meth:`gaussian`, :meth:`heteroscedastic` and
+    :meth:`mixture`.
 
     Args:
         means: Means of the components, ``(*batch, K)``.
         variances: Variances of the components, ``(*batch, K)``.
-        log_weights: Logarithms of weights that sum to one, ``(K,)`` if all rows share them, else ``(*batch, K)``.
+        log_weights: Logarithms of weights that sum to one, ``(K,)`` if all rows share them, otherwise ``(*batch, K)``.
         mean: Mean of y, ``(*batch,)``.
-        epistemic_variance: What comes from not knowing the function, ``(*batch,)``.
+        epistemic_variance: Variance due to uncertainty about the function, ``(*batch,)``.
         aleatoric_variance: Expected variance of the noise, ``(*batch,)``.
+
+    Raises:
+        InputError: Shapes, dtypes or devices do not agree.
+
+    Example:
+        >>> p = Predictive.gaussian(torch.zeros(2), torch.full((2,), 0.5), torch.full((2,), 0.5))
+        >>> p.interval(0.9)
+        (tensor([-1.6449, -1.6449]), tensor([1.6449, 1.6449]))
     """
 
     means: Tensor
@@ -49,7 +57,7 @@ class Predictive:
     aleatoric_variance: Tensor
 
     def __post_init__(self) -> None:
-        """Check shapes and dtypes, never values."""
+        """Check shapes and dtypes, but not values."""
         check_floats("Predictive", "means", self.means)
         if self.means.dim() == 0:
             raise InputError("Predictive: means must be (*batch, K), got a scalar; use means.reshape(1)")
@@ -60,12 +68,12 @@ class Predictive:
 
     @staticmethod
     def gaussian(mean: Tensor, epistemic_variance: Tensor, aleatoric_variance: Tensor) -> Predictive:
-        """One Gaussian for each row, whose variance is the sum of the two.
+        """Return one Gaussian for each row, whose variance is the sum of the two.
 
         Args:
             mean: Mean of y, ``(*batch,)``.
-            epistemic_variance: ``(*batch,)``, or ``()`` if the same for all rows.
-            aleatoric_variance: ``(*batch,)``, or ``()`` if the same for all rows.
+            epistemic_variance: Variance due to uncertainty about the function, ``(*batch,)`` or ``()``.
+            aleatoric_variance: Variance of the noise, ``(*batch,)`` or ``()``.
         """
         check_floats("Predictive.gaussian", "mean", mean)
         check_floats("Predictive.gaussian", "epistemic_variance", epistemic_variance, mean, mean.shape, ())
@@ -76,23 +84,24 @@ class Predictive:
 
     @staticmethod
     def heteroscedastic(mean: Tensor, covariance: Tensor, nodes: int = 32) -> Predictive:
-        r"""Predictive of :math:`y \mid h \sim N(h_1, e^{h_2})` with :math:`h \sim N(E, S)`.
+        r"""Return the distribution of :math:`y \mid h \sim N(h_1, e^{h_2})` with :math:`h \sim N(E, S)`.
 
         .. math:: p(y) = \int N\Big(y;\ E_1 + \frac{S_{12}}{S_{22}} (h_2 - E_2),\
             S_{11} - \frac{S_{12}^2}{S_{22}} + e^{h_2}\Big)\, N(h_2;\ E_2, S_{22})\, dh_2
 
-        Mean :math:`E_1`, epistemic variance :math:`S_{11}` and aleatoric variance :math:`e^{E_2 + S_{22}/2}` are
-        exact. The integral becomes a sum over nodes. 32 give the cdf, and the log density of the central 99.98 %, to
-        1e-6 up to :math:`S_{22} = 1` and a correlation of 0.9 between the two outputs. Stronger correlation together
-        with little noise makes narrow components that lie far apart and needs more nodes: 48 for 0.95, 96 for 0.99.
+        Mean :math:`E_1`, epistemic variance :math:`S_{11}` and aleatoric variance :math:`e^{E_2 + S_{22}/2}` are exact.
+        The integral is approximated by a sum over nodes (:func:`normal_nodes`). For up to :math:`S_{22} = 1` and a
+        correlation of 0.9 between the outputs, 32 nodes give the cdf, and the log density of the central 99.98 %, with
+        an error of 1e-6. A stronger correlation with little noise has narrow components that are far apart and needs
+        more nodes: 48 for 0.95, 96 for 0.99.
 
-        Where :math:`S_{22} = 0` the noise variance is known, and :math:`S_{12}` and :math:`S_{22}` get no gradient.
-        Where rounding makes the conditional variance negative it is set to zero and still passes its gradient on.
+        If :math:`S_{22} = 0` the noise variance is deterministic, and :math:`S_{12}` and :math:`S_{22}` have no
+        gradient. A conditional variance that is negative by rounding is set to zero; its gradient is kept.
 
         Args:
-            mean: E, ``(*batch, 2)``.
-            covariance: S, ``(*batch, 2, 2)``, symmetric and positive semidefinite.
-            nodes: Number of components K; one is exact where :math:`S_{22} = 0`.
+            mean: Means E, ``(*batch, 2)``.
+            covariance: Covariance S, ``(*batch, 2, 2)``, symmetric and positive semidefinite.
+            nodes: Number of components K; one is exact for :math:`S_{22} = 0`.
         """
         caller = "Predictive.heteroscedastic"
         check_floats(caller, "mean", mean)
@@ -101,34 +110,21 @@ class Predictive:
         check_floats(caller, "covariance", covariance, mean, (*mean.shape, 2))
         if nodes < 1:
             raise InputError(f"{caller}: nodes must be at least 1, got {nodes}; leave it out for 32")
-        mean1, mean2 = mean.unbind(-1)
-        variance1, covariance12, variance2 = covariance[..., 0, 0], covariance[..., 0, 1], covariance[..., 1, 1]
-        uncertain = variance2 > 0
-        stddev2 = torch.where(uncertain, variance2, 1.0).sqrt()
-        slope = torch.where(uncertain, covariance12 / stddev2, 0.0)  # E[h1 | z] = E1 + slope z, h2 = E2 + stddev2 z
-        conditional = variance1 - slope.square()
-        conditional = conditional + (conditional.clamp_min(0) - conditional).detach()
-        z, log_weights = normal_nodes(nodes, mean)
-        h2 = mean2[..., None] + torch.where(uncertain, stddev2, 0.0)[..., None] * z  # (*batch, K)
-        return Predictive(
-            means=mean1[..., None] + slope[..., None] * z,
-            variances=conditional[..., None] + h2.exp(),
-            log_weights=log_weights,
-            mean=mean1,
-            epistemic_variance=variance1,
-            aleatoric_variance=(mean2 + variance2 / 2).exp(),
-        )
+        means, variances, log_weights = heteroscedastic_components(mean, covariance, nodes)
+        epistemic, aleatoric = covariance[..., 0, 0], (mean[..., 1] + covariance[..., 1, 1] / 2).exp()
+        return Predictive(means, variances, log_weights, mean[..., 0], epistemic, aleatoric)
 
     @staticmethod
     def mixture(members: Sequence[Predictive], weights: Tensor | None = None) -> Predictive:
-        r"""Mixture of predictives, such as the members of an ensemble; exact.
+        r"""Return a mixture of distributions, such as those of the members of an ensemble; exact.
 
         .. math:: \text{epistemic} = \sum_m w_m \big(\text{epistemic}_m + (\text{mean}_m - \text{mean})^2\big), \qquad
             \text{aleatoric} = \sum_m w_m\, \text{aleatoric}_m
 
         Args:
-            members: M predictives for the same rows; their numbers of components may differ.
-            weights: ``(M,)``, not negative, divided here by their sum; equal if left out.
+            members: M distributions for the same rows; their numbers of components may differ.
+            weights: Weights w of the members, ``(M,)``, not negative; they are divided by their sum. ``None`` for equal
+                weights.
         """
         caller = "Predictive.mixture"
         if not members:
@@ -157,7 +153,11 @@ class Predictive:
 
     @staticmethod
     def concatenate(parts: Sequence[Predictive]) -> Predictive:
-        """Predictives of consecutive rows as one; weights that rows share must be the same in all of them."""
+        """Return the distributions of consecutive rows as one.
+
+        Args:
+            parts: Distributions with the same number of components; weights that rows share must be equal in all parts.
+        """
         names = [field.name for field in fields(Predictive) if field.name != "log_weights"]
         joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
         log_weights = parts[0].log_weights
@@ -168,7 +168,12 @@ class Predictive:
         return Predictive(**joined, log_weights=log_weights)
 
     def mixture_over(self, dim: int = 0, weights: Tensor | None = None) -> Predictive:
-        """Mixture over one batch dimension, such as the models of a stacked ensemble; see ``mixture``."""
+        """Return the mixture over one batch dimension, such as the models of a stack; exact, see :meth:`mixture`.
+
+        Args:
+            dim: The batch dimension, of size M.
+            weights: Weights of its entries, ``(M,)``, divided by their sum; ``None`` for equal weights.
+        """
         dims = len(self.batch_shape)
         if not -dims <= dim < dims:
             raise InputError(f"mixture_over: dim must be one of the {dims} dimensions of the batch, got {dim}")
@@ -208,38 +213,40 @@ class Predictive:
         return self.variance.sqrt()
 
     def log_prob(self, y: Tensor | ArrayLike) -> Tensor:
-        """Logarithm of the density at y, which broadcasts against ``(*batch,)``."""
+        """Return the log density at y, which broadcasts against ``(*batch,)``."""
         errors = self._errors("log_prob", "y", y)
         _, stddevs = normal.standardise(errors, self.variances)
         log_densities = -0.5 * (errors / stddevs).square() - stddevs.log() - 0.5 * math.log(2 * math.pi)
         return torch.logsumexp(self.log_weights + log_densities, -1)
 
     def cdf(self, y: Tensor | ArrayLike) -> Tensor:
-        """Probability of a target at or below y, which broadcasts against ``(*batch,)``."""
-        return (
-            (self.log_weights.exp() * normal.cdf(self._ratios("cdf", "y", y))).sum(-1).clamp_max(1)
-        )  # weights sum to one up to rounding
+        """Return the probability of a target at or below y, which broadcasts against ``(*batch,)``."""
+        probabilities = self.log_weights.exp() * normal.cdf(self._ratios("cdf", "y", y))
+        return probabilities.sum(-1).clamp_max(1)  # weights sum to one up to rounding
 
     def probability_above(self, t: Tensor | ArrayLike) -> Tensor:
-        """Probability of a target above t, which broadcasts against ``(*batch,)``; keeps its digits when tiny."""
+        """Return the probability of a target above t, ``(*batch,)``; small ones are accurate, unlike ``1 - cdf(t)``."""
         return (self.log_weights.exp() * normal.cdf(-self._ratios("probability_above", "t", t))).sum(-1).clamp_max(1)
 
     def quantile(self, q: Tensor | float | Sequence[float], tolerance: float = 0.0) -> Tensor:
-        r"""The y at which the cdf F is q.
+        r"""Return the quantiles y, for which :math:`F(y) = q`.
 
-        Found to rounding, whatever the widths of the components; infinite where components of infinite variance leave
-        no finite y. First derivatives are those of the implicit function theorem,
+        They are accurate to rounding for components of any widths, and infinite if components of infinite variance
+        leave no finite solution. First derivatives follow from the implicit function theorem,
 
         .. math:: dy = \frac{dq - dF(y)}{p(y)},
 
-        and zero where the density underflows, in the empty space between components.
+        and are zero if the density underflows, between components that are far apart.
 
         Args:
             q: One probability, or n of them.
-            tolerance: By how much F may miss q. 1e-5 allows single precision, which takes half the time; 0 does not.
+            tolerance: Largest error of F(y). 1e-5 permits single precision, which takes half the time.
 
         Returns:
-            ``(*batch,)`` for one probability, ``(*batch, n)`` for n.
+            The quantiles, ``(*batch,)`` for one probability and ``(*batch, n)`` for n.
+
+        Raises:
+            InputError: A single q is not strictly between 0 and 1, or q has more than one dimension.
         """
         if isinstance(q, int | float) and not 0 < q < 1:
             raise InputError(f"quantile: q must lie strictly between 0 and 1, got {q}")
@@ -263,10 +270,10 @@ class Predictive:
         return root + (residual - residual.detach()) / density
 
     def interval(self, level: float = 0.9, tolerance: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Ends of the central interval that holds y with probability ``level``, each ``(*batch,)``.
+        """Return the ends of the central interval that contains y with probability ``level``, ``(*batch,)`` each.
 
         Args:
-            level: Strictly between 0 and 1.
+            level: Probability, strictly between 0 and 1.
             tolerance: As in :meth:`quantile`.
         """
         if not 0 < level < 1:
@@ -275,15 +282,15 @@ class Predictive:
         return lower, upper
 
     def crps(self, y: Tensor | ArrayLike) -> Tensor:
-        r"""Continuous ranked probability score at y, smaller is better, in the unit of y.
+        r"""Return the continuous ranked probability score at y, in the unit of y; smaller is better.
 
         .. math:: \int (F(t) - [y \le t])^2\, dt = \mathbb E|Y - y| - \tfrac12\, \mathbb E|Y - Y'|
 
-        Exact as a sum over pairs of components (Grimit et al., 2006). Hundreds of components, without gradients, take
-        the integral of :math:`F (1 - F)` instead of the second term where its error is below 1e-7 of that term.
+        The sum over pairs of components is exact (Grimit et al., 2006). Without gradients and for 128 or more
+        components, the second term is computed as an integral of :math:`F (1 - F)` with a relative error below 1e-7.
 
         Args:
-            y: Broadcasts against ``(*batch,)``.
+            y: Targets, which broadcast against ``(*batch,)``.
         """
         parts, weights = (self.means, self.variances, self.log_weights), self.log_weights.softmax(-1)
         distance = (weights * mean_absolute(self._errors("crps", "y", y), self.variances)).sum(-1)
@@ -295,12 +302,12 @@ class Predictive:
         """Draw independent values for each row, as ``torch.distributions`` does; without gradients.
 
         Args:
-            sample_shape: Shape of the draws of each row, such as ``(100,)`` or ``torch.Size([100])``; an integer n
-                means ``(n,)``, nothing means one draw.
-            generator: Source of random numbers; by default that of ``torch.manual_seed``.
+            sample_shape: Shape of the draws of each row, such as ``(100,)``; an integer n means ``(n,)``, and the
+                default is one draw.
+            generator: Random number generator; by default that of ``torch.manual_seed``.
 
         Returns:
-            ``(*sample_shape, *batch)``; NaN where a parameter of the row is.
+            The draws, ``(*sample_shape, *batch)``; NaN for rows with a NaN parameter.
         """
         sample_shape = (sample_shape,) if isinstance(sample_shape, int) else tuple(sample_shape)
         shape = (*self.batch_shape, math.prod(sample_shape))
@@ -315,15 +322,15 @@ class Predictive:
             return draws.movedim(-1, 0).reshape((*sample_shape, *self.batch_shape))
 
     def matched(self) -> Predictive:
-        """The single Gaussian of the same mean and variances: cheap, an approximation of the mixture."""
+        """Return the Gaussian of the same mean and variances, an approximation of the mixture."""
         return Predictive.gaussian(self.mean, self.epistemic_variance, self.aleatoric_variance)
 
     def affine(self, scale: Tensor | float, shift: Tensor | ArrayLike) -> Predictive:
-        """Distribution of ``scale * y + shift``, for example back in the unit of the data; exact.
+        """Return the distribution of ``scale * y + shift``, for example in the unit of the data; exact.
 
         Args:
-            scale: Scale of either sign, ``()`` or ``(*batch,)``.
-            shift: ``()`` or ``(*batch,)``.
+            scale: Factor of either sign, ``()`` or ``(*batch,)``.
+            shift: Offset after the factor, ``()`` or ``(*batch,)``.
         """
         scale = self._tensor("affine", "scale", scale, (), self.batch_shape)
         shift = self._tensor("affine", "shift", shift, (), self.batch_shape)
@@ -337,7 +344,7 @@ class Predictive:
         )
 
     def widened(self, variance: Tensor) -> Predictive:
-        """Distribution of y plus an independent Gaussian error, which counts as epistemic; exact.
+        """Return the distribution of y plus an independent Gaussian error, which counts as epistemic; exact.
 
         Args:
             variance: Variance of the error, ``()`` or ``(*batch,)``.
@@ -349,12 +356,12 @@ class Predictive:
             epistemic_variance=self.epistemic_variance + variance,
         )
 
-    def to(self, dtype: torch.dtype) -> Predictive:
-        """The same in another floating-point precision."""
-        return Predictive(**{field.name: getattr(self, field.name).to(dtype) for field in fields(self)})
+    def to(self, *args: Any, **kwargs: Any) -> Predictive:
+        """Return the distribution in another dtype or on another device; the arguments are those of ``Tensor.to``."""
+        return Predictive(**{field.name: getattr(self, field.name).to(*args, **kwargs) for field in fields(self)})
 
     def __getitem__(self, index: Any) -> Predictive:
-        """Rows chosen by any index into the batch dimensions."""
+        """Return the distributions at an index of the batch dimensions."""
         rows = index if isinstance(index, tuple) else (index,)
         every = (*rows, slice(None))
         return Predictive(
@@ -367,34 +374,26 @@ class Predictive:
         )
 
     def __repr__(self) -> str:
-        """Shapes, never the numbers."""
+        """Return shape, number of components and dtype."""
         count, dtype = self.means.shape[-1], str(self.means.dtype).removeprefix("torch.")
         return f"Predictive(mean {tuple(self.mean.shape)}, {count} component{'s' * (count > 1)}, {dtype})"
 
     def _tensor(self, caller: str, argument: str, value: Tensor | ArrayLike, *shapes: Sequence[int]) -> Tensor:
-        if not isinstance(value, Tensor):
-            value = np.array(value) if hasattr(value, "__array__") else value  # such as a column of a data frame
-            value = torch.as_tensor(value, dtype=self.mean.dtype, device=self.mean.device)
-        check_floats(caller, argument, value, self.mean, *shapes)
-        return value
+        """Return a value as a tensor like the mean, of one of ``shapes`` if any are given."""
+        return as_tensor(caller, argument, value, self.mean, *shapes)
 
     def _errors(self, caller: str, argument: str, value: Tensor | ArrayLike) -> Tensor:
-        """Distance from every component's mean, ``(*broadcast, K)``."""
+        """Return the differences from the means of all components, ``(*broadcast, K)``."""
         value = self._tensor(caller, argument, value)
-        shape, batch = tuple(value.shape), tuple(self.batch_shape)
-        sizes = zip(shape[::-1], batch[::-1], strict=False)
-        column = shape == (*batch, 1) and batch[-1:] > (1,)  # would compare every row with every other
-        if column or not all(size == rows or 1 in (size, rows) for size, rows in sizes):
-            fix = f"use {argument}.squeeze(-1)" if column else f"give one {argument} for each row, or a scalar"
-            raise InputError(f"{caller}: {argument} must broadcast against the rows {batch}, got {shape}; {fix}")
+        check_broadcast(caller, argument, value.shape, self.batch_shape)
         return value[..., None] - self.means
 
     def _ratios(self, caller: str, argument: str, value: Tensor | ArrayLike) -> Tensor:
-        """The same in standard deviations of the components, bounded; NaN stays NaN, also for a point mass."""
+        """Return :meth:`_errors` in standard deviations of the components, bounded; NaN stays NaN for point masses."""
         errors = self._errors(caller, argument, value)
         return torch.where(errors.isnan(), errors, normal.standardise(errors, self.variances)[0])
 
 
 def _joined(parts: Tensor, dim: int) -> Tensor:
-    """Components ``(*batch, K)`` of all members along one batch dimension side by side."""
+    """Return components ``(*batch, K)`` with one batch dimension of size M merged into a last dimension M K."""
     return parts.movedim(dim, -2).flatten(-2)

@@ -1,7 +1,7 @@
 """The compact model beside its teacher: what it loses, how sure it is, what it costs.
 
-``python -m mpgelu.research.compact --splits 0,1 -o results/compact --page docs/compact.md`` measures what is missing in
-the folder's records, and writes the tables into the page.
+``python -m mpgelu.research.compact --splits 5 -o results/compact --page docs/compact.md`` measures what is missing in
+the folder's records, and writes the tables into the page, with one of the records of ``mpgelu compare``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import torch
 from numpy.typing import NDArray
@@ -27,8 +28,9 @@ from mpgelu.estimators.regressor import MPGELURegressor
 from mpgelu.export import export_onnx
 from mpgelu.export.graph import Graph
 from mpgelu.likelihoods import GaussianMixture
-from mpgelu.moments import DiagonalMoments, FactoredMoments
+from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
 from mpgelu.networks import Stack
+from mpgelu.research.compact_tables import report_table, tables
 from mpgelu.research.compare.predicted import scores
 from mpgelu.research.datasets import load_uci
 from mpgelu.research.store import Record, Store
@@ -37,8 +39,10 @@ from mpgelu.storage.files import write_atomically, write_between
 Array = NDArray[np.float64]
 
 _OUT = 3.0  # standard deviations that rows are moved by, in a random direction
-_ROWS = 3_000  # of a timed prediction
-_ROUNDS, _SINGLE_CALLS = 3, 500
+_ROWS = 4_096  # of a timed prediction
+_SECONDS, _CALLS = 8.0, 10  # of timing; of one row in a round
+_MOST_TESTED = 1_000  # test rows that are looked at
+_KINDS: dict[str, type[Moments]] = {"exact": FactoredMoments, "diagonal": DiagonalMoments}
 _SCORES = ("log_likelihood", "crps", "rmse", "coverage90")
 _EFFORTS = (0.05, 0.15, 0.4, 1.0)  # shares of the usual steps of a network that has no teacher
 
@@ -60,10 +64,10 @@ def measure(
         data: Folder of the data sets.
         fitted: Folder that keeps fitted ensembles, which a second run does not fit again.
         alone: Train single networks without a teacher too.
-        settings: Of the estimator, for quick runs.
+        settings: Arguments of the estimator, for quick runs.
     """
     found = load_uci(dataset, data)
-    train, test = found.splits[split].train, found.splits[split].test
+    train, test = found.splits[split].train, found.splits[split].test[:_MOST_TESTED]
     X, y, new, truth = found.X[train], found.y[train], found.X[test], torch.from_numpy(found.y[test])
     file = None if fitted is None else fitted / f"{dataset}{split}.pickle"
     if file is not None and file.exists():
@@ -86,7 +90,7 @@ def measure(
         "fit_seconds": fit_seconds,
         "distill_seconds": distill_seconds,
     }
-    return record | _diagonal(compact, new, truth) | _costs(teacher, compact, new)
+    return record | _by_layers(compact, new, truth) | _costs(teacher, compact, new)
 
 
 def _scores(model: MPGELURegressor, X: Array, y: torch.Tensor) -> dict[str, float]:
@@ -137,17 +141,24 @@ def _single_scores(ensemble: Ensemble, new: Array, truth: torch.Tensor) -> dict[
     return {name: float(np.mean([each[name] for each in found])) for name in _SCORES}
 
 
-def _diagonal(compact: MPGELURegressor, X: Array, y: torch.Tensor) -> Record:
-    """The compact model with diagonal moments: score, and time of a prediction."""
-    compact.ensemble_.moment_type = DiagonalMoments
-    try:
-        found = {
-            "diagonal_log_likelihood": _scores(compact, X, y)["log_likelihood"],
-            "diagonal_us": _microseconds(compact, X),
-        }
-    finally:
-        compact.ensemble_.moment_type = FactoredMoments
+def _by_layers(compact: MPGELURegressor, X: Array, y: torch.Tensor) -> Record:
+    """Exact and diagonal moments through the layers one after the other: scores, and times of a row among many."""
+    found: Record = {}
+    times = _in_turns({name: partial(_moments, compact, kind, _many(X)) for name, kind in _KINDS.items()}, 1)
+    for name, kind in _KINDS.items():
+        outputs, ensemble, x = _moments(compact, kind, X), compact.ensemble_, torch.as_tensor(X)
+        mixture = ensemble.likelihood.predictive(outputs).to(x.dtype).widened(ensemble.scaling.extrapolation(x).sum(-1))
+        of_kind = scores(mixture.affine(ensemble.target_scale, ensemble.target_mean), y)
+        found |= {f"{name}_{score}": of_kind[score] for score in ("log_likelihood", "crps")}
+        found[f"{name}_us"] = times[name] / _ROWS
     return found
+
+
+def _moments(compact: MPGELURegressor, kind: type[Moments], X: Array) -> Moments:
+    (network,) = compact.ensemble_.each_stack()[0].unstack()
+    with torch.no_grad():
+        outputs: Moments = network(kind.certain(compact.ensemble_.scaling(torch.as_tensor(X)).float()))
+    return outputs
 
 
 def _costs(teacher: MPGELURegressor, compact: MPGELURegressor, X: Array) -> Record:
@@ -161,10 +172,14 @@ def _costs(teacher: MPGELURegressor, compact: MPGELURegressor, X: Array) -> Reco
         _export_plain(compact, files["plain"])
         graphs = {name: _session(files[name]) for name in ("summary", "quantiles", "plain")}
         row = {"features": X[:1].astype(np.float32)}
-        single = _in_turns({name: partial(session.run, None, row) for name, session in graphs.items()})
-        sizes = {f"{name}_kilobytes": files[name].stat().st_size / 1e3 for name in ("teacher", "compact")}
-    many = {"teacher_us": _microseconds(teacher, X), "compact_us": _microseconds(compact, X)}
-    return many | sizes | {f"onnx_{name}_us": value for name, value in single.items()}
+        single = _in_turns({name: partial(session.run, None, row) for name, session in graphs.items()}, _CALLS)
+        sizes: Record = {f"{name}_kilobytes": files[name].stat().st_size / 1e3 for name in ("teacher", "compact")}
+        sizes["onnx_nodes"] = len(onnx.load(files["summary"]).graph.node)
+    rows, many = _many(X), {}
+    for name, model in (("teacher", teacher), ("compact", compact)):
+        many |= _in_turns({name: partial(model.predict_parts, rows)}, 1)
+    of_rows = {f"{name}_us": value / _ROWS for name, value in many.items()}
+    return sizes | of_rows | {f"onnx_{name}_us": value for name, value in single.items()}
 
 
 def _export_plain(compact: MPGELURegressor, path: Path) -> None:
@@ -187,25 +202,24 @@ def _session(path: Path) -> Any:
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-def _microseconds(model: MPGELURegressor, X: Array) -> float:
-    """Processor time of mean, standard deviation and parts of a row among many; the best of a few rounds."""
-    rows = np.resize(X, (_ROWS, X.shape[1]))
-    return 1e6 * min(_timed(lambda: model.predict_parts(rows))[1] for _ in range(_ROUNDS)) / _ROWS
+def _many(X: Array) -> Array:
+    return np.resize(X, (_ROWS, X.shape[1]))
 
 
-def _in_turns(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Processor time of one call of each, in microseconds; the best round, taken in turns."""
+def _in_turns(calls: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
+    """Time of one call of each in microseconds: the best of many short rounds, taken in turns.
+
+    A round that nothing else interrupts is short, so the best of many is little disturbed by a crowded machine.
+    """
     best = dict.fromkeys(calls, float("inf"))
-    for _ in range(_ROUNDS):
+    started = time.perf_counter()
+    while time.perf_counter() - started < _SECONDS or float("inf") in best.values():
         for name, call in calls.items():
-            _, seconds = _timed(partial(_repeated, call))
-            best[name] = min(best[name], 1e6 * seconds / _SINGLE_CALLS)
+            now = time.perf_counter()
+            for _ in range(repetitions):
+                call()
+            best[name] = min(best[name], 1e6 * (time.perf_counter() - now) / repetitions)
     return best
-
-
-def _repeated(call: Callable[[], object]) -> None:
-    for _ in range(_SINGLE_CALLS):
-        call()
 
 
 def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
@@ -214,82 +228,14 @@ def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
     return result, time.process_time() - started
 
 
-# Tables
-
-
-def tables(records: Sequence[Record]) -> str:
-    """Everything that was measured as Markdown."""
-    records = sorted(records, key=lambda record: (record["dataset"], record["split"]))
-    return "\n".join([*_quality_lines(records), "", *_cost_lines(records), "", *_alone_lines(records)])
-
-
-def _quality_lines(records: Sequence[Record]) -> list[str]:
-    lines = [
-        "| set, split | ensemble | compact | difference | CRPS | RMSE | correlation, test rows | rows 3 sd out |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for r in records:
-        r["difference"] = r["compact_log_likelihood"] - r["teacher_log_likelihood"]
-        r |= {f"more_{name}": r[f"compact_{name}"] / r[f"teacher_{name}"] - 1 for name in ("crps", "rmse")}
-        both = f"{r['teacher_log_likelihood']:.3f} | {r['compact_log_likelihood']:.3f}"
-        lines.append(f"| {r['dataset']} {r['split']} | {both} | {_compared(r)} |")
-    names = ("difference", "more_crps", "more_rmse", "correlation", "correlation_out")
-    return [*lines, f"| mean | | | {_compared({name: _mean(records, name) for name in names})} |"]
-
-
-def _compared(r: Record) -> str:
-    ratios = f"{r['difference']:+.3f} | {r['more_crps']:+.1%} | {r['more_rmse']:+.1%}"
-    return f"{ratios} | {r['correlation']:.2f} | {r['correlation_out']:.2f}"
-
-
-def _cost_lines(records: Sequence[Record]) -> list[str]:
-    shares = [r["distill_seconds"] / r["fit_seconds"] for r in records]
-    apart = max(abs(r["compact_log_likelihood"] - r["diagonal_log_likelihood"]) for r in records)
-    costs = {
-        "distilling, share of the fit's processor time": f"{np.mean(shares):.2f} (at most {max(shares):.2f})",
-        "one row among many, ensemble": f"{_mean(records, 'teacher_us'):.0f} us",
-        "one row among many, compact, exact moments": f"{_mean(records, 'compact_us'):.1f} us",
-        "one row among many, compact, diagonal moments": f"{_mean(records, 'diagonal_us'):.1f} us",
-        "one row alone in onnxruntime: mean, std and parts": f"{_mean(records, 'onnx_summary_us'):.0f} us",
-        "the same with three quantiles": f"{_mean(records, 'onnx_quantiles_us'):.0f} us",
-        "a plain network of the same layers, for scaled features": f"{_mean(records, 'onnx_plain_us'):.1f} us",
-        "model file, ensemble": f"{_mean(records, 'teacher_kilobytes'):.0f} KB",
-        "model file, compact": f"{_mean(records, 'compact_kilobytes'):.0f} KB",
-        "log-likelihood, exact against diagonal moments": f"{apart:.0e} nats apart at most",
-        "standard deviation 3 sd out, compact over ensemble": f"{_mean(records, 'width_out'):.2f}",
-    }
-    return ["| cost | mean over the sets |", "|---|---|", *(f"| {name} | {value} |" for name, value in costs.items())]
-
-
-def _alone_lines(records: Sequence[Record]) -> list[str]:
-    records = [record for record in records if "alone_share" in record]
-    if not records:
-        return []
-    kinds = {
-        "alone_long": "no teacher, all steps",
-        "alone": "no teacher, held-out length",
-        "compact": "taught",
-        "teacher": "ensemble",
-    }
-    heads = [f"{words}: {name}" for name in ("log-likelihood", "CRPS") for words in kinds.values()]
-    lines = [f"| set, split | share of the steps | {' | '.join(heads)} |", "|---" * (len(heads) + 2) + "|"]
-    for r in records:
-        numbers = [f"{r[f'{kind}_{score}']:.3f}" for score in ("log_likelihood", "crps") for kind in kinds]
-        lines.append(f"| {r['dataset']} {r['split']} | {r['alone_share']:g} | {' | '.join(numbers)} |")
-    return lines
-
-
-def _mean(records: Sequence[Record], name: str) -> float:
-    return float(np.mean([record[name] for record in records]))
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what is missing and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", default="yacht,boston,energy,concrete")
-    parser.add_argument("--splits", default="0,1")
+    parser.add_argument("--splits", default="5")
     parser.add_argument("-o", "--output", type=Path, default=Path("results/compact"))
     parser.add_argument("--page", type=Path, help="Markdown file whose tables are written anew.")
+    parser.add_argument("--compare", type=Path, default=Path("results/compare"), help="Folder of a comparison.")
     parser.add_argument("--data", help="Folder of the data sets.")
     parser.add_argument("--fitted", type=Path, help="Folder that keeps fitted ensembles for the next run.")
     parser.add_argument("--alone", action="store_true", help="Train single networks without a teacher too.")
@@ -304,6 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write_atomically(chosen.output / "compact.md", found + "\n")
     if chosen.page is not None:
         write_between(chosen.page, "compact", found)
+        write_between(chosen.page, "compact-report", report_table(Store(chosen.compare / "records.jsonl").frame()))
 
 
 if __name__ == "__main__":

@@ -193,7 +193,7 @@ def tables(found: Numbers) -> str:
     """The numbers as the tables of the documentation.
 
     Args:
-        found: What ``scale.json`` holds.
+        found: The content of ``scale.json``.
     """
     parts = [_growth_table(found["growth"]), _same_table(found["same"])]
     if "memory" in found:

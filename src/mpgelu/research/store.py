@@ -108,7 +108,7 @@ class Store:
         return {self.key(record) for record in self}
 
     def has(self, record: Mapping[str, Any]) -> bool:
-        """Whether a record with the same identity fields is stored; other fields do not matter."""
+        """Return whether a record with the same identity fields is stored, whatever its other fields."""
         return self.key(record) in self.keys()
 
     def frame(self) -> pd.DataFrame:
@@ -146,7 +146,7 @@ def _repair(descriptor: int) -> None:
 
 
 def _last_line(descriptor: int) -> tuple[int, bytes]:
-    """Where the last line begins and what it holds, read backwards from the end of the file."""
+    """Return position and content of the last line, which is searched for backwards from the end of the file."""
     start, tail = os.fstat(descriptor).st_size, b""
     while start > 0 and b"\n" not in tail[:-1]:
         step = min(_BLOCK, start)

@@ -15,7 +15,7 @@ from mpgelu.errors import DataError
 MISSING = frozenset(
     ["", "?", "NA", "N/A", "n/a", "#N/A", "#NA", "<NA>", "NaN", "nan", "-nan", "NULL", "null", "None", "NaT"]
 )
-LARGEST = 1e150  # the square of more is not a number any more
+LARGEST = 1e150  # squares of larger numbers overflow float64
 _DATE = re.compile(
     r"\d{4}-\d{1,2}-\d{1,2}([ T]\d.*)?|\d{4}/\d{1,2}/\d{1,2}( \d.*)?|\d{1,2}([/.-])\d{1,2}\3\d{2,4}( \d.*)?"
     r"|\d{1,2}[ -][A-Za-z]{3,9}\.?[ -]\d{2,4}|[A-Za-z]{3,9}\.? \d{1,2},? \d{4}|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
@@ -60,7 +60,14 @@ class Cells:
 
     @staticmethod
     def of(column: pd.Series[Any]) -> Cells:
-        """Return the cells of a column of any dtype."""
+        """Return the cells of a column of any dtype.
+
+        Args:
+            column: The column; an integer index contains the numbers of the rows in the file.
+
+        Raises:
+            CellError: The column contains neither numbers nor text.
+        """
         name, rows = str(column.name), np.arange(len(column))
         if pd.api.types.is_integer_dtype(column.index):
             rows = column.index.to_numpy(dtype=np.int64)
@@ -79,7 +86,7 @@ class Cells:
 
     @property
     def words(self) -> NDArray[np.bool_]:
-        """Return which cells have content that is not a number."""
+        """Whether each cell has content that is not a number, ``(rows,)``."""
         return np.isnan(self.values) & ~self.missing
 
     def numbers(self) -> NDArray[np.float64]:
@@ -163,7 +170,7 @@ class Cells:
             raise self.among_numbers()
 
     def among_numbers(self) -> CellError:
-        """That the first word stands among numbers."""
+        """Return the error for a word in a column of numbers."""
         return self.error(
             np.flatnonzero(self.words),
             "{} is not a number, as most of this column are; "

@@ -1,4 +1,4 @@
-"""Reading a Parquet file, a folder of them or a dataset of Arrow, row group by row group, in order or shuffled."""
+"""Reading of Parquet files and Arrow datasets in parts of bounded size, in order or in random order."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from mpgelu.errors import DataError, InputError
 from mpgelu.tables.source import ROWS_AT_ONCE, Source, reason, to_frame
 
 _ENDINGS = (".parquet", ".parq", ".pq")
-_MOST_OPEN = 16  # row groups that are read in turns
-_BYTES_OPEN = 128e6  # of these together, as long as they are two
+_MOST_OPEN = 16  # largest number of row groups that are interleaved
+_BYTES_OPEN = 128e6  # largest size of the interleaved row groups together, unless they are two
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class RowGroup:
     """Rows that are stored together, the unit in which a dataset is shuffled.
 
     Args:
-        fragment: Reads them.
+        fragment: Arrow fragment that reads the rows.
         file: Name of the file.
         first: Number of the first row in the dataset, from 0.
-        first_in_file: Number of the first row in the file.
-        rows: How many there are.
-        size: Bytes before compression; 0 if unknown.
+        first_in_file: Number of the first row in the file, from 0.
+        rows: Number of rows.
+        size: Size in bytes before compression; 0 if unknown.
     """
 
     fragment: ds.Fragment
@@ -45,15 +45,20 @@ class RowGroup:
 class Dataset(Source):
     """A table in Parquet files that is read in parts of bounded size; errors name the file, the column and the row.
 
-    Files of a folder are taken in the order of their names, with those in folders below it; ``key=value`` in the name
-    of a folder is a column. All files must have the same columns. Types of numbers may differ from file to file.
+    The files of a folder and of its subfolders are read in the order of their names. A subfolder ``key=value`` adds the
+    column ``key`` (Hive partitioning). All files must have the same columns; numeric types may differ between files.
 
     Args:
-        source: A Parquet file, a folder of them, or a dataset of Arrow, which may be of another format.
+        source: Path of a Parquet file or of a folder of such files, or an Arrow dataset in any format.
+
+    Attributes:
+        schema: Arrow schema of all files together.
+        groups: The row groups in order.
+        rows: Number of rows.
 
     Raises:
-        DataError: There is nothing to read, a file is damaged, or files differ in their columns.
-        InputError: The dataset of Arrow has a filter.
+        DataError: There are no rows, a file is damaged, or the files have different columns.
+        InputError: The Arrow dataset has a filter or a projection.
     """
 
     def __init__(self, source: str | os.PathLike[str] | ds.Dataset) -> None:
@@ -72,11 +77,14 @@ class Dataset(Source):
 
     @property
     def cells(self) -> int:
-        """Rows times columns."""
+        """Number of cells: rows times columns."""
         return self.rows * len(self.schema)
 
     def frames(self, rows: int = ROWS_AT_ONCE) -> Iterator[pd.DataFrame]:
-        """Parts of the table in order; the index counts rows from 0.
+        """Yield the parts of the table in order; the index counts rows from 0.
+
+        Args:
+            rows: Largest number of rows in a part.
 
         Raises:
             DataError: A file cannot be read.
@@ -88,10 +96,17 @@ class Dataset(Source):
                     yield part
 
     def shuffled(self, generator: np.random.Generator, rows: int = ROWS_AT_ONCE) -> Iterator[pd.DataFrame]:
-        """Parts of the table from row groups in random order, of which several are read in turns.
+        """Yield the parts of the table from row groups in random order, several of which are interleaved.
 
-        The index has the numbers of the rows in order. Rows of one part stand in the order of the file: whoever needs
-        them shuffled has to collect parts.
+        The index contains the numbers of the rows in the table. Rows within a part are in the order of the file; a
+        caller that needs them shuffled has to shuffle several parts together.
+
+        Args:
+            generator: Source of the random order.
+            rows: Largest number of rows in a part.
+
+        Raises:
+            DataError: A file cannot be read.
         """
         waiting = [self.groups[at] for at in generator.permutation(len(self.groups))]
         sizes = [group.size for group in self.groups]
@@ -109,6 +124,7 @@ class Dataset(Source):
                     yield part
 
     def _read(self, group: RowGroup, rows: int) -> Iterator[pd.DataFrame]:
+        """Yield the rows of one row group in parts of at most ``rows`` rows."""
         start = group.first
         try:
             batches = group.fragment.to_batches(
@@ -124,6 +140,7 @@ class Dataset(Source):
             raise DataError(f"cannot read {group.file}: {start - group.first} rows where {group.rows} should be")
 
     def _located(self, column: str, row: int | None) -> str:
+        """Return file, column and row number in the file of a cell of the table."""
         for group in self.groups:
             if row is not None and group.first <= row < group.first + group.rows:
                 return f"{group.file}, column {column!r}, row {row - group.first + group.first_in_file + 1}"
@@ -131,7 +148,7 @@ class Dataset(Source):
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether a path is a folder, or a file that begins as Parquet does."""
+    """Return whether a path is a folder, or a file that starts with the magic bytes of Parquet."""
     if not path.is_file():
         return path.is_dir()
     with path.open("rb") as stream:
@@ -139,7 +156,11 @@ def is_parquet(path: Path) -> bool:
 
 
 def _opened(path: Path) -> ds.Dataset:
-    """The files at a path as a dataset."""
+    """Return the Parquet files at a path as an Arrow dataset.
+
+    Raises:
+        DataError: There is no Parquet file, or the first one is damaged.
+    """
     if not path.exists():
         raise DataError(f"there is no file or folder {path}; correct the path")
     files = [path]
@@ -149,13 +170,13 @@ def _opened(path: Path) -> ds.Dataset:
         if not files:
             raise DataError(f"{path} holds no Parquet file (name.parquet); write the table there as Parquet")
     base = str(path if path.is_dir() else path.parent)
-    with _naming(str(files[0])):  # which tells the columns; the others are opened later
+    with _naming(str(files[0])):  # Arrow takes the schema from the first file, and opens the others later
         return ds.dataset(list(map(str, files)), format="parquet", partitioning="hive", partition_base_dir=base)
 
 
 @contextmanager
 def _naming(file: str) -> Iterator[None]:
-    """Errors of Arrow as a DataError that names the file."""
+    """Return a context in which errors of Arrow become a :class:`DataError` that names the file."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
@@ -163,7 +184,12 @@ def _naming(file: str) -> Iterator[None]:
 
 
 def _surveyed(dataset: ds.Dataset, name: str) -> tuple[pa.Schema, list[RowGroup]]:
-    """The columns of all files together, and their row groups in order."""
+    """Return the schema of all files together, and their row groups in order.
+
+    Args:
+        dataset: The files.
+        name: Name of the table, for error messages.
+    """
     try:
         fragments = list(dataset.get_fragments())
     except ValueError as error:
@@ -189,7 +215,7 @@ def _surveyed(dataset: ds.Dataset, name: str) -> tuple[pa.Schema, list[RowGroup]
 
 
 def _units(fragment: ds.Fragment) -> Iterator[tuple[ds.Fragment, int, int]]:
-    """Row groups of a Parquet file, or all rows of another fragment: what reads them, how many, bytes."""
+    """Yield fragment, number of rows and number of bytes of each row group; a file of another format is one group."""
     if not isinstance(fragment, ds.ParquetFileFragment):
         yield fragment, fragment.count_rows(), 0
         return
@@ -199,7 +225,17 @@ def _units(fragment: ds.Fragment) -> Iterator[tuple[ds.Fragment, int, int]]:
 
 
 def _joined(schema: pa.Schema, other: pa.Schema, file: str, first_file: str) -> pa.Schema:
-    """Columns of both, with types that hold the numbers of both."""
+    """Return a schema with the columns of two files, whose types can represent the values of both.
+
+    Args:
+        schema: Schema of the earlier files.
+        other: Schema of the next file.
+        file: Name of the next file, for error messages.
+        first_file: Name of the first file, for error messages.
+
+    Raises:
+        DataError: The names of the columns differ, or there is no common type.
+    """
     if differing := sorted(set(schema.names) ^ set(other.names)):
         has, lacks = (file, first_file) if differing[0] in other.names else (first_file, file)
         raise DataError(f"{lacks} lacks the column {differing[0]!r}, which {has} has; all files need the same columns")

@@ -97,7 +97,18 @@ class Evaluation:
         return (self.lower <= self.actual) & (self.actual <= self.upper)
 
     def scores(self) -> dict[str, float]:
-        """Return the summary scores by name: errors, log density, CRPS, coverage and width of the intervals."""
+        r"""Return the scores, averaged over the rows.
+
+        With the error :math:`e = y - \mu`, the predictive density p and its distribution function F:
+
+        * ``rmse``: :math:`\sqrt{\overline{e^2}}`, in the unit of the target,
+        * ``mae``: :math:`\overline{|e|}`,
+        * ``r2``: :math:`1 - \overline{e^2} / \operatorname{Var} y`, NaN if all targets are equal,
+        * ``log_likelihood``: :math:`\overline{\log p(y)}`, in nats; larger is better,
+        * ``crps``: the mean of :math:`\int (F(t) - [y \le t])^2 dt`, in the unit of the target; smaller is better,
+        * ``coverage``: share of the targets inside their interval,
+        * ``mean_width``: mean width of the intervals.
+        """
         error = self.actual - self.mean
         spread = float(np.var(self.actual))
         return {
@@ -131,7 +142,7 @@ def shown(value: float, digits: int = 4) -> str:
 
 
 def compact(value: float) -> str:
-    """Return a number in little space, for the axes of a figure.
+    """Return a number with few characters, for the axes of a figure.
 
     Example:
         >>> [compact(value) for value in (1995.0, 0.0314159, 12500, 1_285_047, -2.5e9, 0)]
@@ -144,7 +155,12 @@ def compact(value: float) -> str:
 
 
 def headlines(scores: Mapping[str, float], level: float) -> dict[str, str]:
-    """Return the scores formatted for people, by their usual names."""
+    """Return formatted scores by their usual names.
+
+    Args:
+        scores: The result of :meth:`Evaluation.scores`.
+        level: Probability of the intervals.
+    """
     return {
         "RMSE": shown(scores["rmse"]),
         "MAE": shown(scores["mae"]),

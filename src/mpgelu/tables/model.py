@@ -1,9 +1,13 @@
-"""Models of tables: from columns of any type to a distribution of the target, saved in one file."""
+"""Models of tables: a regressor with the encoding of its columns, in one file.
+
+A :class:`TableModel` takes tables as users have them, with text, missing cells and columns in any order, and predicts a
+distribution of the target for each row. Encoding is learned from the training table (:mod:`mpgelu.tables.encoder`).
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -22,18 +26,17 @@ from mpgelu.networks import Parts, parts_of
 from mpgelu.predictive import Predictive
 from mpgelu.storage.arrays import read_arrays, write_arrays
 from mpgelu.storage.schema import Optional, checked
-from mpgelu.tables.cells import Cells
+from mpgelu.tables.columns import Encoded
 from mpgelu.tables.dataset import Dataset
-from mpgelu.tables.encoder import Encoded, Missing, TableEncoder, with_plain_names
+from mpgelu.tables.encoder import Missing, TableEncoder
 from mpgelu.tables.evaluation import Evaluation
-from mpgelu.tables.source import check_column
+from mpgelu.tables.preparation import prepare, read_target, split
 from mpgelu.tables.streaming import StreamedTable, TableSource, is_streamed, surveyed
-from mpgelu.tables.survey import check_encoder
 
 OUTPUTS = ("mean", "stddev", "epistemic_std", "aleatoric_std", "lower", "upper")
-FEWEST_ROWS = 10
 _ROWS_AT_ONCE = 256
-_NODES = 8  # of each network's part of the mixture: intervals to 1e-4 standard deviations, a third of the time of 32
+# Components for each network: intervals are accurate to 1e-4 standard deviations in a third of the time of 32 nodes.
+_NODES = 8
 _TOLERANCE = 1e-5  # probability by which the ends of an interval may be off
 
 Array = NDArray[np.float64]
@@ -77,23 +80,28 @@ class TableModel:
         stream: bool | None = None,
         **settings: Any,
     ) -> Self:
-        """Learn to predict one column of a table from the others.
+        """Train a model that predicts one column of a table from the others.
 
-        A table in files of more than 1,000,000 rows or 50 million cells is not read into memory: one pass looks at all
-        rows, and training reads them row group by row group, see :meth:`MPGELURegressor.fit_stream`.
+        A table in files with more than 1,000,000 rows or 50 million cells is not read into memory: a first pass over
+        all rows determines the encoding, and training then reads the rows by row groups; see
+        :meth:`MPGELURegressor.fit_stream`.
 
         Args:
-            frame: the table, of which rows without a target are left out: a data frame, the path of a Parquet file or
-                of a folder of them, or a ``pyarrow.dataset.Dataset``.
-            target: name of the column to predict.
-            missing: ``"impute"`` fills missing cells, ``"error"`` refuses them.
-            categorical: columns of numbers to be taken as names.
-            drop: columns to leave out.
-            calibrate: share of the rows kept from training to calibrate the intervals on, as
-                :meth:`MPGELURegressor.calibrate` does.
-            compact: distill the ensemble into one network afterwards, as :meth:`MPGELURegressor.distill` does.
-            stream: whether files are streamed; ``None`` decides by their size. A data frame never is.
-            settings: of :class:`MPGELURegressor`.
+            frame: The table: a data frame, the path of a Parquet file or of a folder of such files, or a
+                ``pyarrow.dataset.Dataset``. Rows without a target are left out.
+            target: Name of the column to predict; it must contain numbers.
+            missing: ``"impute"`` fills missing cells and adds a feature that marks them, ``"error"`` refuses them.
+            categorical: Columns of numbers that are to be treated as categories, such as codes.
+            drop: Columns to leave out.
+            calibrate: Share of the rows that is not used in training but to calibrate the intervals, as
+                :meth:`MPGELURegressor.calibrate` does; 0 for no calibration.
+            compact: Whether the ensemble is distilled into one network, as :meth:`MPGELURegressor.distill` does.
+            stream: Whether files are streamed; ``None`` decides by their size. A data frame is never streamed.
+            **settings: Arguments of :class:`MPGELURegressor`.
+
+        Raises:
+            DataError: A named column does not exist, the target is not numeric or constant, or a cell is invalid.
+            InputError: An argument is invalid.
         """
         columns: dict[str, Any] = {"missing": missing, "categorical": list(categorical), "drop": list(drop)}
         if not isinstance(frame, str | os.PathLike | ds.Dataset):
@@ -117,12 +125,12 @@ class TableModel:
 
     @classmethod
     def train_streamed(cls, table: StreamedTable, *, compact: bool = False, **settings: Any) -> Self:
-        """As :meth:`fit`, with a table that has been looked at once and is streamed.
+        """Train a model as :meth:`fit` does on a stream of rows, after the first pass over the table.
 
         Args:
-            table: The result of :func:`surveyed`.
-            compact: as in :meth:`fit`.
-            settings: as in :meth:`fit`.
+            table: The result of :func:`surveyed`. The time of the first pass counts towards ``time_limit``.
+            compact: As in :meth:`fit`.
+            **settings: As in :meth:`fit`.
         """
         regressor = MPGELURegressor(**settings).fit_stream(table, spent=table.seconds)
         if compact:
@@ -181,34 +189,44 @@ class TableModel:
     def predict(
         self, rows: pd.DataFrame | Encoded | TableSource, level: float = 0.9
     ) -> pd.DataFrame | Iterator[pd.DataFrame]:
-        """The columns :data:`OUTPUTS`, of standard deviations and the ends of an interval, for each row.
+        """Predict mean, standard deviations and an interval for each row.
 
-        It is what Dask, Ray Data and Spark need to predict tables in parts, see ``docs/workers.md``.
+        ``stddev`` is the standard deviation of the target; its square is the sum of the squares of ``epistemic_std``
+        (uncertainty about the function) and ``aleatoric_std`` (noise). ``lower`` and ``upper`` are the ends of the
+        interval, the calibrated one if the model was calibrated. Dask, Ray Data and Spark can call this method for
+        each partition of a table; see ``docs/workers.md``.
 
         Args:
-            rows: a table with the columns of the training table, or that table encoded. Of a Parquet file, a folder of
-                them or a ``pyarrow.dataset.Dataset`` the predictions come in parts, as the table is read: one frame for
-                some thousand rows, whose index counts the rows of the table.
-            level: probability of the interval, strictly between 0 and 1.
+            rows: A table with the columns of the training table, in any order, or that table encoded; or the path of
+                a Parquet file, of a folder of such files, or a ``pyarrow.dataset.Dataset``.
+            level: Probability of the interval, strictly between 0 and 1.
+
+        Returns:
+            A data frame with the columns :data:`OUTPUTS` and the index of the table. For files and datasets an
+            iterator of such data frames, of some thousand rows each, whose index counts the rows from 0.
+
+        Raises:
+            DataError: The table lacks a column, or a cell is invalid.
+            InputError: The level is out of range.
         """
         if isinstance(rows, str | os.PathLike | ds.Dataset):
             return self._predicted(Dataset(rows), level)
         X = (self.encoder.encode(rows) if isinstance(rows, pd.DataFrame) else rows).X
         parts = np.empty((len(X), len(OUTPUTS)))
-        for at, p, ends in self._distributions(X, level) if len(X) else ():  # engines have parts without rows
+        for at, p, ends in self._distributions(X, level) if len(X) else ():  # partitions may have no rows
             moments = (p.mean, p.stddev, p.epistemic_variance.sqrt(), p.aleatoric_variance.sqrt())
             parts[at] = np.stack([*moments, *ends], 1)
         index = rows.index if isinstance(rows, pd.DataFrame) else None
         return pd.DataFrame(parts, columns=list(OUTPUTS), index=index)
 
     def _predicted(self, table: Dataset, level: float) -> Iterator[pd.DataFrame]:
-        """Predictions of a table in parts."""
+        """Yield the predictions of a table in files part by part, as it is read."""
         with table.located():
             for part in table.frames():
                 yield self.predict(part, level)
 
     def evaluate(self, rows: Encoded, actual: Array, level: float = 0.9) -> Evaluation:
-        """Return predictions together with the observed targets.
+        """Return predictions together with the observed targets, of which :meth:`Evaluation.scores` are the scores.
 
         Args:
             rows: Encoded rows.
@@ -259,7 +277,10 @@ class TableModel:
         return model
 
     def _distributions(self, X: Array, level: float) -> Iterator[tuple[slice, Predictive, tuple[Array, Array]]]:
-        """Return distributions and intervals, computed for a few rows at a time that fit the processor's cache."""
+        """Yield the rows as a slice, their distributions, and the ends of their intervals, ``(256,)`` or fewer each.
+
+        The chunks are so small that temporaries of the mixtures fit the cache of the processor.
+        """
         self.regressor.check_level(level)
         for at, p in self.regressor.distributions(X, nodes=_NODES, rows_at_once=_ROWS_AT_ONCE):
             yield at, p, self.regressor.interval_of(p, level, _TOLERANCE)
@@ -294,7 +315,12 @@ def load(path: str | os.PathLike[str]) -> Any:
 
 
 def _from_description(arrays: dict[str, Tensor], about: dict[str, Any]) -> MPGELURegressor | TableModel:
-    """Return the saved estimator or table model."""
+    """Return the saved estimator or table model.
+
+    Args:
+        arrays: Tensors by name.
+        about: Description of the model; a table model has the additional entry ``"table"``.
+    """
     regressor = from_description(arrays, about)
     if "table" not in about:
         return regressor
@@ -306,75 +332,3 @@ def _from_description(arrays: dict[str, Tensor], about: dict[str, Any]) -> MPGEL
             f"its columns give {len(encoder.features)} features, its networks take {regressor.n_features_in_}"
         )
     return TableModel(table["target"], encoder, regressor, table["rows"])
-
-
-def prepare(
-    known: pd.DataFrame,
-    y: Array,
-    target: str,
-    *,
-    missing: Missing,
-    categorical: Collection[str],
-    drop: Collection[str],
-) -> TableEncoder:
-    """Check a training table before training, and determine the encoding of its columns.
-
-    Args:
-        known: Rows with a known target, as :func:`read_target` returns them.
-        y: Their targets, ``(rows,)``.
-        target: Name of the column to predict.
-        missing: As in :meth:`TableModel.fit`.
-        categorical: As in :meth:`TableModel.fit`.
-        drop: As in :meth:`TableModel.fit`.
-
-    Raises:
-        DataError: The table lacks a named column, or cannot be learned from.
-    """
-    names = list(map(str, known))
-    for name in (*categorical, *drop):
-        check_column(name, names)
-    if target in drop:
-        raise InputError(f"`drop`: {target!r} is the target")
-    if len(y) < FEWEST_ROWS:
-        raise DataError(f"{len(y)} row{'s' * (len(y) != 1)} with a target; a model needs at least {FEWEST_ROWS}")
-    if np.ptp(y) == 0:
-        raise DataError(f"the target {target!r} is {y[0]:g} in every row; there is nothing to predict")
-    encoder = TableEncoder.learn(known.drop(columns=target), missing=missing, categorical=categorical, drop=drop)
-    check_encoder(encoder, target)
-    return encoder
-
-
-def read_target(frame: pd.DataFrame, target: str) -> tuple[pd.DataFrame, Array]:
-    """Return the rows with a known target, and the targets ``(rows,)``.
-
-    Args:
-        frame: The table.
-        target: Name of the target column.
-
-    Raises:
-        DataError: There is no such column, or (as a :class:`CellError`) a target is not a finite number.
-    """
-    frame = with_plain_names(frame)
-    check_column(target, list(map(str, frame)))
-    cells = Cells.of(frame[target])
-    return frame[~cells.missing], cells.targets()[~cells.missing]
-
-
-def split(option: str, rows: int, share: float, seed: object) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the numbers of a random share of the rows, and of the others.
-
-    Args:
-        option: Name of the share in error messages.
-        rows: Number of rows.
-        share: Share of the rows, between 0 and 1.
-        seed: Seed of the choice.
-    """
-    held = round(rows * share) if 0 <= share < 1 else -1
-    if held < 0 or (share and not FEWEST_ROWS <= held <= rows - FEWEST_ROWS):
-        count = f", which is {held} of {rows}" if held >= 0 else ""
-        raise InputError(
-            f"`{option}`: must be a share of the rows, below 1, that leaves at least {FEWEST_ROWS} on both sides, "
-            f"got {share:g}{count}"
-        )
-    order = np.random.default_rng(seed if isinstance(seed, int) else 0).permutation(rows)
-    return np.sort(order[:held]), np.sort(order[held:])

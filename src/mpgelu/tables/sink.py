@@ -21,13 +21,16 @@ _ENDINGS = ("", ".csv", ".txt", ".parquet")
 
 
 class Sink:
-    """Write the parts of a table as CSV, or as Parquet to a file with that extension.
+    """A writer of tables in parts, as CSV with 8 significant digits, or as Parquet to a file with that extension.
 
     The parts are written in the context :meth:`opened`. The file appears under its name when the context ends without
     an error; until then the parts are in a hidden file in the same folder, which is removed on errors.
 
     Args:
         path: File to write; ``None`` or ``"-"`` is standard output, where parts appear immediately.
+
+    Raises:
+        InputError: The file has an unknown extension.
     """
 
     def __init__(self, path: str | Path | None) -> None:
@@ -71,7 +74,11 @@ class Sink:
             beside.unlink(missing_ok=True)
 
     def write(self, part: pd.DataFrame) -> None:
-        """Append rows; all parts must have the same columns."""
+        """Append rows.
+
+        Args:
+            part: The rows; all parts must have the same columns. The index is not written.
+        """
         if self._text is None:
             self._write_parquet(part)
         else:

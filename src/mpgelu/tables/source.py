@@ -82,7 +82,7 @@ class Source:
             raise DataError(f"{self._located(error.column, error.row)}: {error.problem}") from error
 
     def _located(self, column: str, row: int | None) -> str:
-        """Where a cell stands, or a column."""
+        """Return the place of a cell, or of a column if there is no row, for an error message."""
         name = f"{self.name}, column {column!r}"
         if row is None:
             return name
@@ -190,7 +190,12 @@ def _peek(stream: BufferedReader) -> bytes:
 
 
 def to_frame(batch: pa.RecordBatch, start: int) -> pd.DataFrame:
-    """Rows of Arrow for pandas, without what pandas wrote of an index; the index counts from ``start``."""
+    """Return rows of Arrow as a data frame, without columns in which pandas had stored an index.
+
+    Args:
+        batch: The rows.
+        start: Number of the first row, from which the index counts.
+    """
     frame: pd.DataFrame = _without_views(batch).to_pandas(types_mapper=pd.ArrowDtype, ignore_metadata=True)
     if index := [name for name in frame if str(name).startswith("__index_level_")]:
         frame = frame.drop(columns=index)
@@ -209,15 +214,15 @@ _PLAIN = {"string_view": pa.string(), "binary_view": pa.binary()}
 
 
 def reason(error: Exception) -> str:
-    """The words of another library, on one line."""
+    """Return the message of an exception of another library as one line."""
     words = " ".join(str(error).split())
     return words.removeprefix("Error tokenizing data. C error: ") or type(error).__name__
 
 
 def check_column(name: str, names: list[str]) -> None:
-    """Raise a DataError that suggests another name if this one is not there."""
+    """Raise a :class:`DataError` if a column does not exist; the message suggests a similar name."""
     if name not in names:
-        shown = ", ".join(names[:10]) + ", ..." * (len(names) > 10)
+        shown = ", ".join(names if len(names) <= 12 else [*names[:9], "...", *names[-2:]])  # targets are often last
         raise DataError(f"there is no column {name!r}{closest(name, names) or f'; the columns are {shown}'}")
 
 

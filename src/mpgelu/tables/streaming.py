@@ -1,4 +1,8 @@
-"""Rows of a table that does not fit into memory, for training: looked at once, then passed by in random order."""
+"""Training data from a table that does not fit into memory.
+
+A first pass over all rows (:func:`surveyed`) determines the encoding of the columns and the scale of the target, and
+draws samples. Training then reads all rows once per epoch, in random order, in blocks (:class:`StreamedTable`).
+"""
 
 from __future__ import annotations
 
@@ -18,48 +22,55 @@ from mpgelu.errors import DataError, InputError
 from mpgelu.estimators.hashing import uniform
 from mpgelu.estimators.recipe import Block
 from mpgelu.tables.cells import Cells
+from mpgelu.tables.columns import Numeric
 from mpgelu.tables.dataset import Dataset
-from mpgelu.tables.encoder import Missing, Numeric, TableEncoder
+from mpgelu.tables.encoder import Missing, TableEncoder
 from mpgelu.tables.source import check_column
-from mpgelu.tables.survey import Moments, Reservoir, Survey, check_encoder
+from mpgelu.tables.survey import Reservoir, RunningStatistics, Survey, check_encoder
 
 MOST_ROWS_IN_MEMORY = 1_000_000
-MOST_CELLS_IN_MEMORY = 50_000_000  # rows times columns; some 4 GB while a model of them is fitted
-_MOST_SAMPLED = 100_000  # rows by which networks are judged
-_MOST_BLOCK = 131_072  # rows
-_BYTES = 128e6  # at most, of a sample, and of a block: for tables of many columns
-_ROWS_AT_ONCE = 65_536  # that are read and encoded together
-_HELD, _CALIBRATION, _TRAINED, _UNKNOWN = 0, 1, 2, 3  # what a row is for
+MOST_CELLS_IN_MEMORY = 50_000_000  # rows times columns; training on them takes about 4 GB
+_MOST_SAMPLED = 100_000  # rows of each sample
+_MOST_BLOCK = 131_072  # rows of a block
+_BYTES = 128e6  # largest size of a sample or a block; it limits the rows of tables with many columns
+_ROWS_AT_ONCE = 65_536  # rows that are read and encoded together
+_HELD, _CALIBRATION, _TRAINED, _UNKNOWN = 0, 1, 2, 3  # parts of the table: held out, calibration, training, no target
 
 Array = NDArray[np.float64]
 TableSource: TypeAlias = "str | os.PathLike[str] | ds.Dataset"
 
 
 def is_streamed(table: Dataset, stream: bool | None) -> bool:
-    """Whether a table is streamed: as asked, or else by its size, which is the same on every machine."""
+    """Return whether a table is streamed.
+
+    Args:
+        table: The files.
+        stream: The choice of the user; ``None`` streams tables with more than 1,000,000 rows or 50 million cells. The
+            limits do not depend on the memory of the machine, so that results are reproducible.
+    """
     return stream if stream is not None else table.rows > MOST_ROWS_IN_MEMORY or table.cells > MOST_CELLS_IN_MEMORY
 
 
 @dataclass(frozen=True, eq=False)
 class StreamedTable:
-    """The rows of a table to train on; a :class:`~mpgelu.estimators.recipe.Stream`.
+    """The training rows of a table in files; it implements :class:`~mpgelu.estimators.recipe.Stream`.
 
     Args:
         table: The files.
-        target_name: Column to predict; rows without it are left out.
-        encoder: Turns the other columns into numbers.
-        moments: Of the targets of the rows to train on.
-        parts: Share of the rows that are held out, and of those that are held out or for calibration.
-        seed: Seed of these parts.
-        samples: Some rows of each part, encoded.
-        unknown: Rows without a target.
-        seconds: That the look at all rows took.
+        target_name: Name of the column to predict; rows without a target are left out.
+        encoder: Encoding of the other columns.
+        statistics: Statistics of the targets of the rows to train on.
+        parts: Share of the rows that are held out, and share of those that are held out or used for calibration.
+        seed: Seed of the assignment of rows to parts.
+        samples: Encoded samples of the rows that are held out, for calibration and for training.
+        unknown: Number of rows without a target.
+        seconds: Duration of the first pass over all rows.
     """
 
     table: Dataset
     target_name: str
     encoder: TableEncoder
-    moments: Moments
+    statistics: RunningStatistics
     parts: tuple[float, float]
     seed: int
     samples: tuple[Block, Block, Block]
@@ -68,32 +79,32 @@ class StreamedTable:
 
     @property
     def rows(self) -> int:
-        """Rows to train on."""
-        return self.moments.count
+        """Number of training rows."""
+        return self.statistics.count
 
     @property
     def target(self) -> tuple[float, float]:
-        """Mean and standard deviation of the target."""
-        return self.moments.mean, self.moments.stddev
+        """Mean and standard deviation of the training targets."""
+        return self.statistics.mean, self.statistics.stddev
 
     @property
     def sample(self) -> Block:
-        """Some of the rows to train on."""
+        """A sample of the training rows, at most 100,000."""
         return self.samples[_TRAINED]
 
     @property
     def calibration(self) -> Block:
-        """Some of the rows to calibrate on."""
+        """A sample of the rows for calibration, at most 100,000."""
         return self.samples[_CALIBRATION]
 
     @property
     def held(self) -> Block:
-        """Some of the rows that are held out."""
+        """A sample of the rows that are held out, at most 100,000."""
         return self.samples[_HELD]
 
     @cached_property
     def range(self) -> tuple[Array, Array]:
-        """Smallest and largest value of each feature."""
+        """Smallest and largest value of each feature, ``(n,)`` each."""
         ends: list[tuple[float, float]] = []
         for column in self.encoder.columns:
             numbers = [(column.lowest, column.highest)] if isinstance(column, Numeric) else []
@@ -102,7 +113,14 @@ class StreamedTable:
         return lowest, highest
 
     def blocks(self, seed: int) -> Iterator[Block]:
-        """All rows once, from row groups in random order, shuffled in a buffer of two blocks."""
+        """Yield all training rows once, in blocks.
+
+        Row groups are read in random order, and rows are shuffled in a buffer of two blocks. The order is not uniform
+        over all permutations, but rows of a block come from many row groups.
+
+        Args:
+            seed: Seed of the order, different in each epoch.
+        """
         generator = np.random.default_rng(seed)
         size = _most(_MOST_BLOCK, len(self.encoder.features))
         buffer: list[Block] = []
@@ -128,7 +146,7 @@ def surveyed(
     calibrate: float = 0.0,
     seed: int = 0,
 ) -> StreamedTable:
-    """Look at all rows once: what each column is, the scale of the target, and samples.
+    """Read all rows once to determine the encoding of the columns and the scale of the target, and to draw samples.
 
     Args:
         table: The files.
@@ -136,12 +154,13 @@ def surveyed(
         missing: As in :meth:`TableModel.fit`.
         categorical: As in :meth:`TableModel.fit`.
         drop: As in :meth:`TableModel.fit`.
-        hold_out: Share of the rows that nothing is learned from.
-        calibrate: Share of the others that are kept for calibration.
-        seed: Of the samples and of which rows are held out, which is decided by a hash of their numbers.
+        hold_out: Share of the rows that is held out for evaluation; the encoding does not depend on them.
+        calibrate: Share of the other rows that is used for calibration instead of training.
+        seed: Seed of the samples and of the assignment of rows to parts, which is a hash of their numbers.
 
     Raises:
-        DataError: A file cannot be read, or the table cannot be learned from.
+        DataError: A file cannot be read, a named column does not exist, or the target is constant or not numeric.
+        InputError: A share is out of range.
     """
     started = time.monotonic()
     names = list(map(str, table.schema.names))
@@ -155,53 +174,65 @@ def surveyed(
     parts = hold_out, hold_out + (1 - hold_out) * calibrate
     survey = Survey([n for n in names if n != target], missing=missing, categorical=categorical, drop=drop)
     reservoirs = [Reservoir(_most(_MOST_SAMPLED, len(names)), seed) for _ in range(3)]
-    moments, unknown = Moments(), 0
+    statistics, unknown = RunningStatistics(), 0
     with table.located():
         for frame in table.frames(_most(_ROWS_AT_ONCE, len(names))):
             cells = Cells.of(frame[target])
             values, known = cells.targets(), ~cells.missing
             unknown += int(cells.missing.sum())
             part = np.where(known, part_of(frame.index.to_numpy(), parts, seed), _UNKNOWN)
-            moments.add(values[part == _TRAINED])
+            statistics.add(values[part == _TRAINED])
             for number, reservoir in enumerate(reservoirs):
                 reservoir.add(frame, part == number)
             survey.add(_rows(frame, known & (part != _HELD)))
-        _check_target(moments, target)
+        _check_target(statistics, target)
         encoder = survey.encoder(reservoirs[_TRAINED].frame())
     check_encoder(encoder, target)
     held, calibration, trained = (_encoded(reservoir.frame(), target, encoder) for reservoir in reservoirs)
     seconds = time.monotonic() - started
-    return StreamedTable(table, target, encoder, moments, parts, seed, (held, calibration, trained), unknown, seconds)
+    return StreamedTable(
+        table, target, encoder, statistics, parts, seed, (held, calibration, trained), unknown, seconds
+    )
 
 
 def part_of(numbers: NDArray[np.int64], parts: tuple[float, float], seed: int) -> NDArray[np.int64]:
-    """What each row is for, by a hash of its number."""
+    """Return the part to which each row belongs: 0 held out, 1 calibration, 2 training.
+
+    Args:
+        numbers: Numbers of the rows in the table, ``(rows,)``.
+        parts: Cumulative shares of the first two parts.
+        seed: Seed of the hash of a number, by which a row is assigned independently of how the table is read.
+    """
     return np.searchsorted(parts, uniform(numbers, seed + 1), side="right")
 
 
 def _most(rows: int, columns: int) -> int:
+    """Return a number of rows, reduced so that as many float64 columns take at most 128 MB."""
     return int(min(rows, max(1_000, _BYTES / (8 * columns))))
 
 
 def _rows(frame: pd.DataFrame, chosen: NDArray[np.bool_]) -> pd.DataFrame:
+    """Return the chosen rows, without a copy if all are chosen."""
     return frame if chosen.all() else frame[chosen]
 
 
 def _encoded(frame: pd.DataFrame, target: str, encoder: TableEncoder) -> Block:
-    """The rows of a frame whose target is known, as numbers."""
+    """Return the rows of a frame with a known target, encoded."""
     cells = Cells.of(frame[target])
     known = _rows(frame, ~cells.missing)
     return Block(encoder.encode(known).X, cells.numbers()[~cells.missing], known.index.to_numpy(dtype=np.int64))
 
 
 def _shuffled(blocks: list[Block], generator: np.random.Generator) -> Block:
+    """Return the rows of all blocks as one block in random order."""
     order = generator.permutation(sum(len(block.y) for block in blocks))
     X, y, numbers = (np.concatenate(arrays) for arrays in zip(*blocks, strict=True))
     return Block(X, y, numbers).at(order)
 
 
-def _check_target(moments: Moments, target: str) -> None:
-    if not moments.count:
+def _check_target(statistics: RunningStatistics, target: str) -> None:
+    """Raise a :class:`DataError` if no target is known, or if all are equal."""
+    if not statistics.count:
         raise DataError(f"no row has a target {target!r}; there is nothing to learn")
-    if moments.lowest == moments.highest:
-        raise DataError(f"the target {target!r} is {moments.lowest:g} in every row; there is nothing to predict")
+    if statistics.lowest == statistics.highest:
+        raise DataError(f"the target {target!r} is {statistics.lowest:g} in every row; there is nothing to predict")

@@ -1,4 +1,4 @@
-"""One pass over a table that does not fit into memory: what each column is, the target's scale, and samples."""
+"""Statistics of a table that is read once in parts: types and ranges of columns, scale of the target, samples."""
 
 from __future__ import annotations
 
@@ -16,25 +16,32 @@ from numpy.typing import NDArray
 from mpgelu.errors import DataError
 from mpgelu.estimators.hashing import uniform
 from mpgelu.tables.cells import LARGEST, CellError, Cells
-from mpgelu.tables.encoder import (
-    FEWEST_OF_KIND,
-    HARDLY_TWICE,
-    Categorical,
-    Missing,
-    Numeric,
-    TableEncoder,
-    are_dates,
-    refuse_missing,
-)
+from mpgelu.tables.columns import COUNTED_ROWS, FEWEST_OF_KIND, Categorical, Numeric, are_dates
+from mpgelu.tables.encoder import HARDLY_TWICE, Missing, TableEncoder, refuse_missing
 
-_MOST_TEXTS = 100_000  # that are counted at the same time; beyond, those that were seen once are forgotten
-_MOST_EXAMPLES = 200  # words that a column of numbers may turn out to hold
-_FEWEST_COUNTED = 100  # rows from which on whole numbers that are all different are hardly chance
+_MOST_TEXTS = 100_000  # distinct texts that are counted; beyond this number, texts that occurred once are discarded
+_MOST_EXAMPLES = 200  # distinct words of a column that are kept for error messages
 
 
 @dataclass
-class Moments:
-    """Number, mean, sum of squared deviations and range of numbers that come in parts (Chan et al., 1983)."""
+class RunningStatistics:
+    r"""Number, mean, sum of squared deviations and range of numbers that arrive in parts.
+
+    A part of k numbers with mean m and sum of squared deviations q updates the first n numbers by
+    (Chan, Golub and LeVeque, 1983)
+
+    .. math:: \mu \leftarrow \mu + \frac{k}{n + k} (m - \mu), \qquad
+        Q \leftarrow Q + q + \frac{n k}{n + k} (m - \mu)^2,
+
+    which does not cancel, unlike the difference of sums of squares.
+
+    Attributes:
+        count: Number of values.
+        mean: Their mean.
+        squares: Sum of their squared deviations from the mean.
+        lowest: Smallest value.
+        highest: Largest value.
+    """
 
     count: int = 0
     mean: float = 0.0
@@ -43,7 +50,7 @@ class Moments:
     highest: float = -math.inf
 
     def add(self, values: NDArray[np.float64]) -> None:
-        """Take note of a part."""
+        """Add a part, ``(k,)``."""
         if not len(values):
             return
         mean, count = float(values.mean()), self.count + len(values)
@@ -55,18 +62,19 @@ class Moments:
 
     @property
     def stddev(self) -> float:
-        """Standard deviation of all."""
+        """Standard deviation of all values, with the divisor n."""
         return math.sqrt(self.squares / self.count)
 
 
 class Reservoir:
-    """A uniform random sample of rows: those whose random numbers are smallest.
+    """A uniform random sample of rows without replacement: those with the smallest random keys.
 
-    Which rows it holds depends on their numbers and the seed alone, not on the order and the parts in which they come.
+    The key of a row is a hash of its number and the seed. The sample therefore does not depend on the order and the
+    parts in which the rows arrive.
 
     Args:
-        most: Rows to keep.
-        seed: Of the random numbers.
+        most: Largest number of rows in the sample.
+        seed: Seed of the keys.
     """
 
     def __init__(self, most: int, seed: int) -> None:
@@ -76,7 +84,12 @@ class Reservoir:
         self._limit, self._held = 1.0, 0
 
     def add(self, frame: pd.DataFrame, offered: NDArray[np.bool_] | bool = True) -> None:
-        """Offer rows, all or some; the index has their numbers."""
+        """Add rows to those that are sampled.
+
+        Args:
+            frame: The rows; the index contains their numbers.
+            offered: Whether each row may be sampled.
+        """
         keys = uniform(frame.index.to_numpy(), self.seed)
         chosen = (keys < self._limit) & offered
         if chosen.any() or not self._parts:
@@ -87,11 +100,12 @@ class Reservoir:
             self._reduce()
 
     def frame(self) -> pd.DataFrame:
-        """The rows in the order of their numbers."""
+        """Return the sample in the order of the row numbers."""
         self._reduce()
         return self._parts[0].sort_index()
 
     def _reduce(self) -> None:
+        """Discard all rows but those with the smallest keys."""
         keys, frame = np.concatenate(self._keys), pd.concat(self._parts)
         if len(keys) > self.most:
             self._limit = float(np.partition(keys, self.most)[self.most])
@@ -101,11 +115,26 @@ class Reservoir:
 
 @dataclass
 class ColumnSurvey:
-    """What is known of a column after the parts seen so far.
+    """Statistics of one column over the parts read so far.
 
     Args:
         name: Name of the column.
-        is_categorical: Whether it was said to hold names.
+        is_categorical: Whether the user declared it categorical.
+
+    Attributes:
+        rows: Number of cells.
+        missing: Number of missing cells.
+        words: Number of cells with content that is not a number.
+        lowest: Smallest number.
+        highest: Largest number.
+        whole: Whether all numbers are integers.
+        dates: Whether all numbers could be dates such as 20240131.
+        first: Text of the first cell that is not missing.
+        texts: Number of cells of each text.
+        forgotten: Whether texts that occurred once have been discarded, to bound memory.
+        examples: Some words with the numbers of their rows, for error messages.
+        numeric_digest: Hash of all numbers.
+        text_digest: Hash of all texts.
     """
 
     name: str
@@ -118,7 +147,6 @@ class ColumnSurvey:
     whole: bool = True
     dates: bool = True
     first: str | None = None
-    constant: bool = True
     texts: Counter[str] = field(default_factory=Counter)
     forgotten: bool = False
     examples: dict[str, int] = field(default_factory=dict)
@@ -126,7 +154,7 @@ class ColumnSurvey:
     text_digest: Any = field(default_factory=blake2b)
 
     def add(self, cells: Cells) -> None:
-        """Take note of a part.
+        """Add the cells of a part.
 
         Raises:
             CellError: A number is infinite or too large.
@@ -142,6 +170,7 @@ class ColumnSurvey:
             self.first = str(cells.text.iloc[int(np.argmax(present))])
 
     def _add_numbers(self, numbers: NDArray[np.float64]) -> None:
+        """Update range and type of the numbers; NaN are ignored."""
         numbers = numbers[~np.isnan(numbers)]
         if not len(numbers):
             return
@@ -150,6 +179,7 @@ class ColumnSurvey:
         self.dates = self.dates and are_dates(numbers)
 
     def _add_texts(self, cells: Cells, present: NDArray[np.bool_]) -> None:
+        """Update the counts of the texts of cells that are present, and the examples of words."""
         texts = cells.categories()
         self.text_digest.update("\0".join(texts).encode() + b"\0")
         for text, count in texts[present].value_counts(sort=False).items():
@@ -166,31 +196,31 @@ class ColumnSurvey:
 
     @property
     def as_text(self) -> bool:
-        """Whether its cells are names."""
+        """Whether the column is categorical."""
         return self.is_categorical or self.words > 0
 
     @property
     def content(self) -> bytes:
-        """A hash of all cells."""
+        """Hash of all cells, by which copies of a column are recognised."""
         digest: bytes = (self.text_digest if self.as_text else self.numeric_digest).digest()
         return digest
 
     @property
     def useless(self) -> str | None:
-        """Why the column says nothing, if so."""
+        """Reason why the column carries no information, or ``None``."""
         if self.missing == self.rows:
             return "is empty"
         same = len(self.texts) == 1 and not self.forgotten if self.texts else self.lowest == self.highest
         return f"is {self.first!r} in every row" if same and not self.missing else None
 
     def column(self, sample: Cells) -> Numeric | Categorical:
-        """What the column is.
+        """Return the encoding of the column.
 
         Args:
-            sample: Cells of some rows, for the median.
+            sample: Cells of a sample of the rows, from which the median is estimated; everything else is exact.
 
         Raises:
-            CellError: As :meth:`TableEncoder.learn`.
+            CellError: The column consists of dates, or has words among numbers; as in :meth:`TableEncoder.learn`.
         """
         if self.as_text:
             if not self.is_categorical:
@@ -203,14 +233,14 @@ class ColumnSurvey:
         numbers = sample.values[~sample.missing]
         median = float(np.median(numbers)) if len(numbers) else self.lowest
         span = self.highest - self.lowest
-        counts = self.whole and _FEWEST_COUNTED <= self.rows - 1 <= span < 2 * self.rows
+        counts = self.whole and COUNTED_ROWS <= self.rows - 1 <= span < 2 * self.rows
         is_number_of_row = counts and len(np.unique(numbers)) == len(numbers)
         return Numeric(
             self.name, median, self.missing >= FEWEST_OF_KIND, self.lowest, self.highest, bool(is_number_of_row)
         )
 
     def _check_readable(self) -> None:
-        """Refuse words that were probably not meant as categories, by examples and by how many there are."""
+        """Raise a :class:`CellError` if the words are probably not meant as categories; see :class:`Cells`."""
         text = pd.Series(list(self.examples), dtype="str")
         rows, gaps = np.array(list(self.examples.values())), np.zeros(len(text), dtype=bool)
         words = Cells(self.name, rows, text, np.full(len(text), np.nan), gaps)
@@ -220,10 +250,10 @@ class ColumnSurvey:
 
 
 class Survey:
-    """What one pass over the rows finds out about the columns beside the target.
+    """Statistics of all columns but the target, from which the encoder is determined after one pass over the rows.
 
     Args:
-        names: Columns beside the target.
+        names: Names of the columns without the target.
         missing: As in :class:`TableEncoder`.
         categorical: As in :meth:`TableEncoder.learn`.
         drop: As in :meth:`TableEncoder.learn`.
@@ -237,10 +267,10 @@ class Survey:
         self.columns = [ColumnSurvey(name, name in categorical) for name in names if name not in drop]
 
     def add(self, frame: pd.DataFrame) -> None:
-        """Take note of rows.
+        """Add a part of the table.
 
         Raises:
-            CellError: A cell cannot be learned from.
+            CellError: A cell is invalid, or missing although missing cells are refused.
         """
         for column in self.columns:
             cells = Cells.of(frame[column.name])
@@ -249,10 +279,13 @@ class Survey:
             column.add(cells)
 
     def encoder(self, sample: pd.DataFrame) -> TableEncoder:
-        """What :meth:`TableEncoder.learn` would have found for all rows, but for medians, which are of the sample.
+        """Return the encoder that :meth:`TableEncoder.learn` would return for all rows, with approximate medians.
+
+        Args:
+            sample: A sample of the rows, from which medians are estimated.
 
         Raises:
-            CellError: As there.
+            CellError: As in :meth:`TableEncoder.learn`.
         """
         columns: list[Numeric | Categorical] = []
         dropped: dict[str, str] = dict(self.dropped)
@@ -273,7 +306,7 @@ class Survey:
 
 
 def check_encoder(encoder: TableEncoder, target: str) -> None:
-    """Raise a DataError if no column is left to predict from."""
+    """Raise a :class:`DataError` if no column is left to predict the target from."""
     if not encoder.columns and not encoder.dropped:
         raise DataError(f"no column beside the target {target!r}; a model needs something to predict from")
     if not encoder.columns:

@@ -44,25 +44,25 @@ class Best:
 
     @property
     def epochs_without_improvement(self) -> int:
-        """Epochs since the last improvement of any model."""
+        """Number of epochs since the last improvement of any model."""
         return len(self.seen) - 1 - int(self.epoch.max()) if self.seen else 0
 
     def arrays(self) -> dict[str, Tensor]:
-        """What has been seen, as tensors."""
+        """Return the record and the best state as tensors by name, for a checkpoint; empty before the first epoch."""
         if not self.seen:
             return {}
         kept = {f"best_{position}": tensor for position, tensor in enumerate(self.state)}
         return kept | {"best_loss": self.loss, "best_epoch": self.epoch, "best_seen": torch.stack(self.seen)}
 
     def load(self, arrays: dict[str, Tensor]) -> None:
-        """Take up what :meth:`arrays` gave."""
+        """Restore tensors that :meth:`arrays` returned."""
         if "best_seen" in arrays:
             self.seen = list(arrays["best_seen"])
             self.loss, self.epoch = arrays["best_loss"], arrays["best_epoch"]
             self.state = [arrays[f"best_{position}"] for position in range(len(self.parameters))]
 
     def restore(self) -> None:
-        """Put the best state back; nothing to do without validation data."""
+        """Copy the best state back into the parameters; does nothing without validation losses."""
         with torch.no_grad():
             for p, state in zip(self.parameters, self.state, strict=bool(self.state)):
                 p.copy_(state)

@@ -1,4 +1,4 @@
-"""The state of a run of ``fit`` in a file, from which the same call goes on."""
+"""Checkpoints of ``fit``: the state of a run in a file, from which the same call continues."""
 
 from __future__ import annotations
 
@@ -23,23 +23,26 @@ from mpgelu.training.trainer import Trainer
 
 _KIND = "training checkpoint"
 _REMEDY = "delete it to start anew, or give fit(checkpoint=...) the name of another file"
-_LARGEST_SHARE = 0.1  # of the time that writing may take
+_LARGEST_SHARE = 0.1  # largest fraction of the time that is spent writing
 
 
 class Checkpoint:
-    """Keeps the state of a run in a file after its epochs, and takes it up if the file is there.
+    """Writes the state of a run to a file between epochs, and restores it if the file exists.
 
-    The first of several processes reads and writes it. Writing takes at most a tenth of the time: a run of short
-    epochs is not written after each of them.
+    The file contains parameters, state of the optimiser and the scheduler, best state, random generators and losses, as
+    safetensors with a description of the run; it contains no code. A run is continued only if network shapes,
+    likelihood, optimiser, scheduler, data (by their hash) and settings are the same. Only the first of several
+    processes reads and writes the file. Writing takes at most a tenth of the time: if epochs are short, not every epoch
+    is written.
 
     Args:
-        path: File.
-        network: Network.
-        likelihood: Likelihood, a module or not.
-        trainer: Of the run.
-        best: Of the run.
-        rows: Where its batches come from.
-        settings: Numbers that the run depends on.
+        path: File of the checkpoint.
+        network: Network that is trained.
+        likelihood: Likelihood; its state is included if it is a module.
+        trainer: Trainer of the run.
+        best: Record of the best states.
+        rows: Source of the batches.
+        settings: Further numbers that must be equal for a run to be continued, by name.
         processes: The processes that train together.
 
     Raises:
@@ -66,10 +69,13 @@ class Checkpoint:
         processes.from_first(lambda: check_writable(path))
 
     def resume(self) -> list[Tensor]:
-        """Take up the state in the file, if there is one; the losses of the epochs that it has behind it.
+        """Restore the state in the file, if it exists.
+
+        Returns:
+            The losses ``(*models,)`` of the completed epochs; an empty list without a file.
 
         Raises:
-            DataError: The file is damaged, or of another run.
+            DataError: The file is damaged, or belongs to a different run.
         """
         state = self._processes.from_first(self._read)
         if state is None:
@@ -93,10 +99,10 @@ class Checkpoint:
         return [losses.to(self._trainer.device) for losses in state["history"]]
 
     def write_now_and_then(self, history: list[Tensor]) -> None:
-        """Write the state between two epochs unless the last time is too short ago.
+        """Write the state between two epochs, if the last write took at most a tenth of the time since then.
 
         Args:
-            history: Losses of the epochs so far.
+            history: Losses of the completed epochs, ``(*models,)`` each.
         """
         if self._took <= _LARGEST_SHARE * (time.monotonic() - self._written):
             self.write(history)
@@ -105,7 +111,7 @@ class Checkpoint:
         """Write the state between two epochs.
 
         Args:
-            history: Losses of the epochs so far.
+            history: Losses of the completed epochs, ``(*models,)`` each.
         """
         if not self._processes.is_first:
             return
@@ -124,7 +130,7 @@ class Checkpoint:
         self._took = self._written - started
 
     def _read(self) -> dict[str, Any] | None:
-        """The state in the file, or ``None`` where there is none."""
+        """Return the state in the file, or ``None`` if the file does not exist."""
         if not self._path.exists():
             return None
         arrays, about = read_arrays(self._path, _KIND, _REMEDY)
@@ -146,7 +152,7 @@ def _described(
     rows: Rows | Loader,
     settings: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What must be the same when the run goes on, as far as it can be told."""
+    """Return what must be equal for a run to be continued; functions such as ``penalty`` cannot be compared."""
     arrays = {
         f"{name}.{key}": f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
         for name, module in modules.items()
@@ -163,6 +169,7 @@ def _described(
 
 
 def _check_same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raise a :class:`DataError` that names the first difference between two descriptions of runs."""
     for name in [*wanted, *found]:
         if found.get(name) != wanted.get(name):
             raise DataError(
@@ -171,7 +178,7 @@ def _check_same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
 
 
 def _digest(*tensors: Tensor) -> str:
-    """Shape and a hash of all numbers."""
+    """Return the shape of the first tensor and a hash of the values of all."""
     digest = sha256()
     for tensor in tensors:
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
@@ -179,12 +186,13 @@ def _digest(*tensors: Tensor) -> str:
 
 
 def _random_state(device: torch.device) -> dict[str, Tensor]:
-    """State of torch's own generators, which a ``moments`` that draws, or a shuffling loader, uses."""
+    """Return the states of torch's default generators, which random ``moments`` or a shuffling loader may use."""
     cuda = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
     return {"cpu": torch.get_rng_state(), **cuda}
 
 
 def _set_random_state(device: torch.device, state: Mapping[str, Tensor]) -> None:
+    """Restore states that :func:`_random_state` returned."""
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)

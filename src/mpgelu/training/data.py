@@ -43,7 +43,7 @@ class Rows:
         """Shuffle the rows of every model once, then cut slices: no copying per batch.
 
         Args:
-            number: Of the epoch, which the generator need not know.
+            number: Number of the epoch; not used, because the generator advances by itself.
         """
         order = self._shuffle(self.generator).argsort(-1).to(self.y.device)
         X, y = torch.take_along_dim(self.X, order.unsqueeze(-1), dim=-2), torch.take_along_dim(self.y, order, dim=-1)
@@ -74,10 +74,13 @@ class Loader:
         self.first = next(self.epoch())
 
     def epoch(self, number: int = 0) -> Iterator[Pair]:
-        """The batches of one pass through the data.
+        """Yield the batches of one pass through the data.
 
         Args:
-            number: Of the epoch, for samplers that shuffle by it, as ``DistributedSampler`` does.
+            number: Number of the epoch, for samplers that seed their shuffling with it, as ``DistributedSampler`` does.
+
+        Raises:
+            InputError: There is no batch, or one is not a valid pair.
         """
         sampler = getattr(self._batches, "sampler", None)
         if callable(set_epoch := getattr(sampler, "set_epoch", None)):
@@ -93,14 +96,29 @@ class Loader:
 def source(
     data: Data, like: Tensor, size: int, drop_last: bool, seed: int, shuffle: Shuffle | None = None
 ) -> Rows | Loader:
-    """Return the source of batches: all rows for a pair of arrays, otherwise the given iterable of batches."""
+    """Return the source of batches: :class:`Rows` for a pair of arrays, :class:`Loader` for an iterable of batches.
+
+    Args:
+        data: A pair of features and targets, or an iterable of such pairs.
+        like: Tensor whose device the batches are moved to, and whose dtype numpy arrays get.
+        size: Number of rows in a batch; used for a pair only, as the following arguments.
+        drop_last: Whether to skip an incomplete last batch.
+        seed: Seed of the order of the rows.
+        shuffle: Function from a generator to random numbers ``(*models, rows)``, whose ranks are the order of the rows.
+    """
     if not is_whole(data):
         return Loader(data, like)
     return Rows(check_data("data", data, like), size, drop_last, seed, shuffle)
 
 
 def all_rows(name: str, data: Data, like: Tensor) -> Pair:
-    """Return features and targets of a pair, or of all batches of a loader."""
+    """Return features ``(*models, rows, n)`` and targets ``(*models, rows)`` of a pair, or of all batches of a loader.
+
+    Args:
+        name: Name of the argument in error messages.
+        data: The pair or the loader.
+        like: Tensor whose device is used, and whose dtype numpy arrays get.
+    """
     if is_whole(data):
         return check_data(name, data, like)
     pairs = [check_data(name, batch, like) for batch in data]
@@ -111,7 +129,7 @@ def all_rows(name: str, data: Data, like: Tensor) -> Pair:
 
 
 def is_whole(data: object) -> bool:
-    """Whether data is all rows at once, or something that cannot be iterated, and not a loader."""
+    """Return whether the data are not a loader: a pair of all rows, or an object that :func:`check_data` rejects."""
     return _is_pair(data) or not isinstance(data, Iterable) or isinstance(data, Tensor | np.ndarray | str)
 
 

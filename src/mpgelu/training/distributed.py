@@ -1,4 +1,4 @@
-"""One network over several processes: torch's ``DistributedDataParallel``, and what the processes must agree on."""
+"""Training of one network by several processes: ``DistributedDataParallel``, and agreement on losses and interrupts."""
 
 from __future__ import annotations
 
@@ -19,44 +19,49 @@ from mpgelu.training.interrupts import Interrupts
 
 T = TypeVar("T")
 Losses = Callable[..., Tensor]
-_BACKENDS = ("gloo", "nccl")  # names that stand in errors of their communication
+_BACKENDS = ("gloo", "nccl")  # names by which errors of communication are recognised
 
 
 class OneProcess:
-    """Training in this process alone. The interface is that of :class:`ManyProcesses`."""
+    """Training in this process alone, with the interface of :class:`ManyProcesses`."""
 
     is_first = True
 
     def objective(self, network: nn.Module, likelihood: object, losses: Losses) -> Losses:
-        """The losses as they are."""
+        """Return the losses unchanged."""
         return losses
 
     def mean(self, losses: Tensor) -> Tensor:
-        """The losses as they are."""
+        """Return the losses unchanged."""
         return losses
 
     def batches(
         self, epoch: Iterator[Pair], source: Rows | Loader, interrupts: Interrupts
     ) -> Iterator[tuple[Tensor, ...]]:
-        """The batches of an epoch, until an interruption."""
+        """Return the batches of an epoch up to an interruption."""
         return takewhile(lambda _: not interrupts.seen, epoch)
 
     def part(self, pair: Pair, is_whole: bool) -> tuple[Tensor, ...]:
-        """All of a batch."""
+        """Return the whole batch."""
         return pair
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What a function gives."""
+        """Return the value of a function."""
         return make()
 
 
 class ManyProcesses:
     """The processes that train one network together, each on its part of every batch.
 
-    Every method is called by all processes at the same time: each of them communicates.
+    Methods communicate, so that all processes must call them in the same order.
 
     Args:
-        device: Where the network is, and where numbers are exchanged.
+        device: Device of the network, on which numbers are exchanged.
+
+    Attributes:
+        rank: Number of this process, from 0.
+        size: Number P of processes.
+        is_first: Whether this is the process of rank 0, which reads and writes files and shows progress.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -64,9 +69,14 @@ class ManyProcesses:
         self.is_first = self.rank == 0
 
     def objective(self, network: nn.Module, likelihood: object, losses: Losses) -> Losses:
-        """The losses by a ``DistributedDataParallel``, which averages their gradients over the processes.
+        """Return the losses as a ``DistributedDataParallel`` module, which averages gradients over the processes.
 
-        Parameters and buffers of all processes become those of the first.
+        Parameters and buffers of the first process are copied to all others.
+
+        Args:
+            network: Network that is trained.
+            likelihood: Likelihood; its parameters are averaged too if it is a module.
+            losses: Function from a part of a batch, with its weight, to the loss of each model.
         """
         modules = [module for module in (network, likelihood) if isinstance(module, nn.Module)]
         for buffer in (buffer for module in modules for buffer in module.buffers()):
@@ -74,7 +84,10 @@ class ManyProcesses:
         return nn.parallel.DistributedDataParallel(_Objective(modules, losses))
 
     def mean(self, losses: Tensor) -> Tensor:
-        """Mean over the processes: the loss of the whole batch, and not a number if it is so anywhere."""
+        """Return the mean of losses ``(*models,)`` over the processes, NaN if one of them is.
+
+        With the weights of :meth:`part` it is the mean loss over all rows of the batch.
+        """
         total = losses.detach().clone()
         dist.all_reduce(total)
         return total / self.size
@@ -82,7 +95,16 @@ class ManyProcesses:
     def batches(
         self, epoch: Iterator[Pair], source: Rows | Loader, interrupts: Interrupts
     ) -> Iterator[tuple[Tensor, ...]]:
-        """Parts of the batches of an epoch; ends for all when all have none left, or one was interrupted."""
+        """Yield the parts of the batches of an epoch that belong to this process.
+
+        All processes yield the same number of parts: a process whose loader has ended yields rows of weight zero until
+        the loaders of all others have ended, too. All stop after the same batch if one of them is interrupted.
+
+        Args:
+            epoch: Batches of this process.
+            source: Their source.
+            interrupts: Interrupts of this process; set if another process was interrupted.
+        """
         while True:
             pair = next(epoch, None)
             more, interrupted = self._sum(pair is not None, interrupts.seen)
@@ -93,24 +115,30 @@ class ManyProcesses:
             yield self.part(pair or source.first, source.is_whole, idle=pair is None)
 
     def part(self, pair: Pair, is_whole: bool, idle: bool = False) -> tuple[Tensor, ...]:
-        """Rows of this process and the weight of their sum, so that the mean over processes is that over all rows.
+        r"""Return the rows of this process and the weight of the sum of their losses.
+
+        The weight is :math:`P / B` for P processes and B rows in all parts together. The mean of the weighted sums over
+        the processes is then the mean loss over all rows, also if the parts have different sizes.
 
         Args:
-            pair: Features and targets.
-            is_whole: Whether every process holds the same rows, of which each takes a part.
-            idle: Whether this process has no rows, as when its loader has fewer batches than another's.
+            pair: Features ``(*models, rows, n)`` and targets ``(*models, rows)``.
+            is_whole: Whether all processes hold the same rows, of which each takes a part, or different ones.
+            idle: Whether this process has no rows because its loader has fewer batches than another.
+
+        Returns:
+            Features, targets and the weight, a scalar; it is zero if there are no rows.
         """
         X, y = pair
         rows = y.shape[-1]
         start, stop = (rows * rank // self.size for rank in (self.rank, self.rank + 1)) if is_whole else (0, rows)
         total = rows if is_whole else self._sum(0 if idle else rows)[0]
         weight = y.new_tensor(self.size / total)
-        if idle or start == stop:  # a network takes no empty batch: one row, which does not count
+        if idle or start == stop:  # networks do not accept empty batches: one row of weight zero
             start, stop, weight = 0, 1, torch.zeros_like(weight)
         return X[..., start:stop, :], y[..., start:stop], weight
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What a function gives in the first process, or the error that it raises there."""
+        """Call a function in the first process, and return its value, or raise its error, in all processes."""
         sent: list[Any] = [None]
         if self.is_first:
             try:
@@ -124,6 +152,7 @@ class ManyProcesses:
         return received
 
     def _sum(self, *numbers: float) -> list[float]:
+        """Return the sums of numbers over the processes."""
         total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
         return list(total.tolist())
@@ -143,17 +172,17 @@ class _Objective(nn.Module):
 
 @contextmanager
 def cooperating(device: torch.device, remedy: str) -> Iterator[OneProcess | ManyProcesses]:
-    """The processes that train together.
+    """Return a context with the processes that train together.
 
-    Under ``torchrun`` with more than one process, or where the caller has initialised a process group of more than one,
-    these are all of its processes; otherwise this one alone.
+    They are all processes of the process group, if the caller initialised one or ``torchrun`` started several
+    processes; otherwise this process alone.
 
     Args:
-        device: Where the network is: nccl for CUDA, gloo for others.
-        remedy: What to do when a process is lost, as the end of a sentence.
+        device: Device of the network. Processes communicate by nccl for CUDA devices and by gloo for others.
+        remedy: Advice for the loss of a process, as the end of a sentence.
 
     Raises:
-        TrainingError: Another process has ended.
+        TrainingError: Communication failed, for example because another process has ended.
     """
     if not _in_group(device):
         yield OneProcess()
@@ -170,9 +199,9 @@ def cooperating(device: torch.device, remedy: str) -> Iterator[OneProcess | Many
 
 
 def _in_group(device: torch.device) -> bool:
-    """Whether there are other processes, after beginning a process group where torchrun has started several.
+    """Return whether there are other processes; initialises a process group if ``torchrun`` started several.
 
-    A group that began here stays until the process ends: torch cannot begin it a second time.
+    A group that is initialised here lasts until the process ends, because torch cannot initialise it a second time.
     """
     if not dist.is_available():
         return False
@@ -184,5 +213,6 @@ def _in_group(device: torch.device) -> bool:
 
 
 def _leave() -> None:
+    """Destroy the process group at the end of the process."""
     if dist.is_initialized():
         dist.destroy_process_group()

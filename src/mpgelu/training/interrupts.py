@@ -11,10 +11,15 @@ from typing import Self
 
 
 class Interrupts:
-    """Ctrl-C as a flag that is read between steps, because a step interrupted half-way leaves an inconsistent state.
+    """A context in which Ctrl-C sets a flag, which training reads between steps.
 
-    Whoever listened before hears of it too. Where Ctrl-C is ignored, as by jobs in the background, it stays so. Threads
-    other than the main one get none.
+    An exception in the middle of a step would leave parameters and optimiser in an inconsistent state. A second Ctrl-C
+    raises ``KeyboardInterrupt`` at once. The previous handler of the signal is called too, and is restored at the end
+    of the context. If the process ignores the signal, as jobs in the background do, or the context is entered outside
+    the main thread, which alone receives signals in Python, nothing is changed.
+
+    Attributes:
+        seen: Whether Ctrl-C was pressed.
     """
 
     def __init__(self) -> None:
@@ -22,7 +27,7 @@ class Interrupts:
         self._at_once = False
 
     def __enter__(self) -> Self:
-        """Listen from now on."""
+        """Install the handler."""
         self._before = signal.getsignal(signal.SIGINT)
         is_main = threading.current_thread() is threading.main_thread()
         self._listens = is_main and self._before not in (signal.SIG_IGN, None)  # None: not set from Python
@@ -31,13 +36,13 @@ class Interrupts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the signal back to whoever listened before."""
+        """Restore the previous handler."""
         if self._listens:
             signal.signal(signal.SIGINT, self._before)
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Where nothing can be left half done, such as waiting for others: Ctrl-C is noted and raised."""
+        """Return a context in which the first Ctrl-C raises, too: for waiting, which leaves nothing inconsistent."""
         self._at_once = True
         try:
             yield
@@ -45,7 +50,8 @@ class Interrupts:
             self._at_once = False
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.seen or self._at_once:  # the second time, do not wait for the step
+        """Handle the signal; the arguments are those of a handler of :mod:`signal`."""
+        if self.seen or self._at_once:
             self.seen = True
             raise KeyboardInterrupt
         self.seen = True

@@ -10,8 +10,12 @@ if TYPE_CHECKING:
 
 
 def training_progress(show: bool) -> Progress:
-    """A bar with the loss, on a terminal."""
-    from rich.console import Console  # here, for who only predicts need not wait for it
+    """Return a progress bar with the training loss on standard error.
+
+    Args:
+        show: Whether to show it; it is never shown if standard error is not a terminal.
+    """
+    from rich.console import Console  # a slow import that prediction does not need
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     return Progress(

@@ -31,7 +31,34 @@ class Likelihood(Protocol):
 
 
 class Trainer:
-    """Steps of the optimiser, with each model kept finite on its own."""
+    r"""Optimiser steps with gradient clipping and recovery from non-finite losses, for each model of a stack.
+
+    A copy of the parameters is kept every 20 steps. If the loss or the gradient of a model is not finite, its
+    parameters return to that copy and its step scale s is halved; from then on its steps are
+    :math:`\theta \leftarrow \theta + s\, (\theta_{\text{optimiser}} - \theta)`. The other models of the stack are not
+    affected. Parameters of the likelihood are shared by all models and skip such a step.
+
+    Args:
+        network: Network or stack whose trainable parameters are optimised. Those of a stack have leading dimensions
+            ``models``.
+        likelihood: Likelihood; its parameters are optimised too if it is a module.
+        models: Shape of the model dimensions, empty for a single network.
+        losses: Function from a batch to the loss of each model, ``(*models,)``.
+        optimizer: Function from parameters to an optimiser; ``None`` for Adam with a learning rate of 0.01.
+        scheduler: Function from the optimiser to a learning-rate scheduler; ``None`` for a constant rate.
+        penalty: Function to a penalty that is added to the losses; ``None`` for none.
+        clip: Largest gradient norm of a model; ``None`` for no limit.
+        processes: The processes that train together.
+
+    Attributes:
+        step_scale: Factor s of the steps of each model, ``(*models,)``.
+        good: Whether loss and gradient of each model were finite in the last step, ``(*models,)``.
+        recoveries: One message for each recovery.
+        steps: Number of steps so far.
+
+    Raises:
+        InputError: The network has no trainable parameters.
+    """
 
     def __init__(
         self,
@@ -63,7 +90,7 @@ class Trainer:
         self._snapshot = [p.detach().clone() for p in self.parameters]
 
     def state(self) -> dict[str, Any]:
-        """All that changes in training but the parameters themselves, for a checkpoint between epochs."""
+        """Return everything but the parameters that changes during training, for a checkpoint between epochs."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict() if self.scheduler else None,
@@ -74,7 +101,7 @@ class Trainer:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take up what :meth:`state` gave."""
+        """Restore a state that :meth:`state` returned."""
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler:
             self.scheduler.load_state_dict(state["scheduler"])
@@ -83,7 +110,7 @@ class Trainer:
         self.recoveries, self.steps = list(state["recoveries"]), state["steps"]
 
     def epoch(self, batches: Iterator[tuple[Tensor, ...]]) -> Tensor:
-        """Train on every batch; the mean loss of each model."""
+        """Take one step for each batch, and return the mean loss of each model before its steps, ``(*models,)``."""
         total, count = torch.zeros(self.models, device=self.device), 0
         for batch in batches:
             total, count = total + self.step(*batch), count + 1
@@ -156,7 +183,7 @@ class Trainer:
                 "lower the learning rate, clip the gradients (clip=10) or check the data for extreme values"
             )
         if self.processes.is_first:
-            warnings.warn(message, RecoveryWarning, stacklevel=5)
+            warnings.warn(message, RecoveryWarning, stacklevel=6)
 
     def _blend(self, start: list[Tensor], scale: Tensor) -> None:
         """Move the parameters from ``start`` by only a fraction ``scale`` of the step that was taken."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mpgelu.research.paper import toy
-from mpgelu.research.paper.toy import TITLES, ToyResult, draw, run_toy, toy_data, truth, write_summary
+from mpgelu.research.paper.toy import TITLES, ToyResult, draw, run_toy, toy_data, truth, update_docs, write_summary
 from mpgelu.training import History
 
 
@@ -95,3 +95,17 @@ def test_a_run_that_was_stopped_has_no_result(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(toy, "fit", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_toy("mpgelu", epochs=3)
+
+
+def test_the_table_of_a_page_has_the_numbers(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- toy:start -->\nold\n<!-- toy:end -->\nafter\n")
+    found = {"stddev_inside": 0.312, "stddev_outside": 1.06, "epistemic_share_inside": 0.0097}
+    found |= {"epistemic_share_outside": 0.0049}
+    update_docs({"relu": found, "mpgelu": found | {"stddev_outside": 1.25}}, page)
+    text = page.read_text()
+    assert "old" not in text
+    assert (
+        "\n| ReLU | 0.31 | 1.06 | 1.0% | 0.5% |\n| MP-GELU | 0.31 | 1.25 | 1.0% | 0.5% |\n<!-- toy:end -->\nafter"
+        in text
+    )

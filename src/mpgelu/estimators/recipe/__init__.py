@@ -1,10 +1,10 @@
-"""How the ensemble of the estimator is trained.
+"""The training of the estimator's ensemble.
 
     choices (settings) -> for each kind of networks: folds, networks, steps in a loop -> weights, head (noise)
 
-Networks of one kind are trained as one program, each on all folds of the rows but one. Everything that decides how much
-they count and how sure they are is learned from rows that they have not seen. `training.train` calls the rest;
-`streaming.train_streamed` does so for rows that pass by.
+The networks of a kind are trained together as one stack, each on all folds of the rows but one. Weights of the kinds,
+noise and shape of the mixture are estimated from predictions of rows by networks that were not trained on them.
+`training.train` is the entry point for rows in memory, `streaming.train_streamed` for a stream of rows.
 """
 
 from mpgelu.estimators.recipe.choices import settings_of

@@ -1,4 +1,4 @@
-"""The state of a training run in a file, from which the same call goes on."""
+"""Checkpoints of the training of an ensemble: one file for each kind of networks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,19 @@ _SECONDS_BETWEEN_CHECKPOINTS = 30
 
 
 class Keeper:
-    """Keeps the state of a training run in a file named after it, and takes it up again if it is there.
+    """Writes the state of a training run to a file, and restores it if the file exists.
 
-    What killed runs left half-written in the folder is removed.
+    The name of the file contains a hash of the data, the settings and the initial weights, so that only the same run
+    continues from it. Incomplete files of killed runs are removed from the folder.
+
+    Args:
+        folder: Folder of the checkpoints.
+        trainer: Optimiser of the networks, whose state is written and restored.
+        rows: Training data, for the hash.
+        settings: Settings of the training, for the hash.
 
     Raises:
-        DataError: The folder cannot be written to, or the file in it is damaged.
+        DataError: The folder is not writable, or the file is damaged.
     """
 
     def __init__(self, folder: Path, trainer: Steps, rows: Rows, settings: Settings) -> None:
@@ -40,17 +47,25 @@ class Keeper:
             self._resume(settings.steps)
 
     def write_now_and_then(self) -> None:
-        """Write if the last time is long enough ago."""
+        """Write the state, if the last write is more than 30 seconds ago."""
         if time.monotonic() - self.written > _SECONDS_BETWEEN_CHECKPOINTS:
             self.write()
 
     def write(self) -> None:
         """Write the state."""
-        write_arrays(self.path, "checkpoint", self.trainer.state(), {"taken": self.trainer.taken})
+        state = {name: tensor.cpu() for name, tensor in self.trainer.state().items()}
+        write_arrays(self.path, "checkpoint", state, {"taken": self.trainer.taken})
         self.written = time.monotonic()
 
     def _resume(self, steps: int) -> None:
-        """Take up the state in the file."""
+        """Restore the state in the file.
+
+        Args:
+            steps: Number of steps in the settings, which the state must not exceed.
+
+        Raises:
+            DataError: The file is damaged, or its arrays do not fit the networks.
+        """
         remedy = "delete it, and the same fit starts anew"
         arrays, about = read_arrays(self.path, "checkpoint", remedy)
         try:
@@ -63,7 +78,7 @@ class Keeper:
         self.trainer.load(arrays, taken)
 
     def _check(self, arrays: Mapping[str, Tensor]) -> None:
-        """Refuse arrays that are not those of :meth:`write`."""
+        """Raise a :class:`DataError` if an array is missing, or has another shape or dtype than :meth:`write` gives."""
         wanted = self.trainer.state()
         for name, like in wanted.items():
             found = arrays.get(name, torch.empty(0))
@@ -72,7 +87,7 @@ class Keeper:
 
 
 def _fingerprint(rows: Rows, settings: Settings, trainer: Steps) -> str:
-    """A hash of everything that the result depends on, the starting weights included."""
+    """Return a hash of data, settings and initial weights; ``network`` and ``likelihood`` enter by the weights only."""
     numbers = {name: value for name, value in vars(settings).items() if name not in ("network", "likelihood")}
     digest = sha256(repr(sorted(numbers.items(), key=str)).encode())
     for tensor in (rows.X, rows.y, rows.weights, *trainer.state().values()):

@@ -1,4 +1,7 @@
-"""From the arguments of the estimator and the number of rows to settings: the sizes that generalise."""
+"""Settings of the training from the arguments of the estimator and the size of the table.
+
+The defaults were chosen on development splits of the UCI data sets, and extrapolate by powers of the number of rows.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import torch
 from sklearn.utils import check_random_state
 
 from mpgelu.errors import InputError
@@ -15,23 +19,28 @@ from mpgelu.estimators.recipe.networks import default_network
 from mpgelu.estimators.recipe.settings import Kind, Settings
 
 _FOLDS = 5
-_MOST_OF_PROCESS = 2_000  # rows, whose covariance matrix must be inverted
-_EPOCHS = 256
-_ROWS_SEEN = 280_000  # by a network, for up to this many rows of the table:
+_MOST_OF_PROCESS = 2_000  # largest number of rows with a Gaussian process, whose cost is cubic
+_EPOCHS = 256  # largest number of epochs
+_ROWS_SEEN = 280_000  # training rows that a network processes in all epochs, for up to _ROWS_OF_THAT rows of the table
 _ROWS_OF_THAT = 1_400
-_GROWTH = 0.67  # of the rows seen with the rows of the table, as a power
-_COARSE = 0.05  # sigma of an embedding that hardly resolves more than the feature itself
-_BATCH_SIZES = ((299, 32), (1_499, 64), (4_999, 128), (math.inf, 256))  # (largest number of rows, batch)
+_GROWTH = 0.67  # exponent of the growth of that number with the rows of the table
+_COARSE = 0.05  # sigma of an embedding that is almost linear in the feature
+_BATCH_SIZES = ((299, 32), (1_499, 64), (4_999, 128), (math.inf, 256))  # (largest number of rows, batch size)
 _FEWEST_STEPS = 50
-_WIDTH = 128  # of both hidden layers, up to this many rows of the table:
+_WIDTH = 128  # units of both hidden layers, for up to _ROWS_OF_WIDTH rows of the table
 _ROWS_OF_WIDTH = 100_000
-_WIDTH_GROWTH = 0.15  # of the width with the rows, as a power
-_MOST_OF_BRIEF = 1_000_000  # rows; more are never so few and full of noise that brief training is best
+_WIDTH_GROWTH = 0.15  # exponent of the growth of the width with the rows of the table
+_MOST_OF_BRIEF = 1_000_000  # largest number of rows with briefly trained networks
 _NOISES = ("heteroscedastic", "homoscedastic")
 
 
 def settings_of(estimator: Any, rows: int, features: int) -> Settings:
-    """The settings for an estimator's arguments and a table of so many rows and features.
+    """Return the settings of the training.
+
+    Args:
+        estimator: An :class:`MPGELURegressor`, whose arguments are checked here.
+        rows: Number of rows.
+        features: Number of features.
 
     Raises:
         InputError: An argument is out of its range; the message names it.
@@ -72,30 +81,39 @@ def settings_of(estimator: Any, rows: int, features: int) -> Settings:
         moments=estimator.moments,
         time_limit=estimator.time_limit,
         seed=int(check_random_state(estimator.random_state).randint(np.iinfo(np.int32).max)),
+        device=_device(estimator.device),
     )
 
 
 def _epochs(rows: int, features: int) -> float:
-    """Passes through the rows: 256 for small tables, and then as many as the time allows, which grows with the rows."""
+    r"""Return the number of epochs: 256 for small tables, fewer for large ones.
+
+    A network processes :math:`280\,000 \max(1, r / 1400)^{0.67}` rows in all epochs, for r rows of the table, divided
+    by the measured cost of a row relative to one with eight features, if that is larger.
+    """
     seen = _ROWS_SEEN * max(1.0, rows / _ROWS_OF_THAT) ** _GROWTH
-    cost = (2.2 + 0.16 * features) / (2.2 + 0.16 * 8)  # of a row, in that of a row of eight features; measured
+    cost = (2.2 + 0.16 * features) / (2.2 + 0.16 * 8)
     return float(min(_EPOCHS, seen / max(1.0, cost) / (0.8 * rows)))
 
 
 def _batch_size(rows: int) -> int:
-    """Rows in a step: 256 up to 100,000 rows of the table, then twice as many for every ten times as many."""
+    """Return the batch size: 32 to 256 for up to 100,000 rows of the table, then doubled for each factor of ten."""
     size = next(size for most, size in _BATCH_SIZES if rows <= most)
     return size << round(math.log10(max(1.0, rows / _ROWS_OF_WIDTH)))
 
 
 def _hidden(rows: int) -> tuple[int, int]:
-    """Units of the hidden layers: 128 up to 100,000 rows of the table, then more, in steps of 32."""
+    """Return the units of both hidden layers: 128 for up to 100,000 rows of the table, then more, in steps of 32."""
     width = _WIDTH * max(1.0, rows / _ROWS_OF_WIDTH) ** _WIDTH_GROWTH
     return (32 * round(width / 32),) * 2
 
 
 def _kinds(estimator: Any, rows: int) -> tuple[Kind, ...]:
-    """One kind for each rate and sigma, and two that are trained briefly, one of them with dropout."""
+    """Return one kind of networks for each rate and sigma, and two with a short training, one of them with dropout.
+
+    Raises:
+        InputError: ``hidden``, ``rate`` or ``sigma`` is invalid.
+    """
     hidden = _hidden(rows) if estimator.hidden is None else estimator.hidden
     rates, sigmas = _listed(estimator.rate), _listed(estimator.sigma)
     if not isinstance(hidden, Iterable) or not all(_is_positive(width) for width in hidden):
@@ -115,13 +133,28 @@ def _kinds(estimator: Any, rows: int) -> tuple[Kind, ...]:
     return kinds
 
 
+def _device(wanted: Any) -> torch.device:
+    """A device that holds values on this machine."""
+    try:
+        device = torch.zeros((), device=wanted).device
+    except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise InputError(f"MPGELURegressor: cannot use device {str(wanted)!r} here: {reason}") from None
+    if device.type == "meta":
+        raise InputError("MPGELURegressor: device 'meta' holds no values and cannot train; choose 'cpu' or 'cuda'")
+    return device
+
+
 def _listed(value: Any) -> list[Any]:
+    """Return an iterable as a list, and anything else as a list of one."""
     return list(value) if isinstance(value, Iterable) else [value]
 
 
 def _is_number(value: object) -> bool:
+    """Return whether a value is a real number, also of numpy."""
     return isinstance(value, numbers.Real)
 
 
 def _is_positive(value: object) -> bool:
+    """Return whether a value is an integer of at least one, also of numpy."""
     return isinstance(value, numbers.Integral) and int(value) >= 1

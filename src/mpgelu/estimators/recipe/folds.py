@@ -1,4 +1,4 @@
-"""Which rows each network is trained on, in which order, and which rows it is judged by."""
+"""Assignment of rows to networks: training rows, held-out rows, and the order of batches."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ _FEWEST_JUDGES, _LEAST_SHARE_OF_JUDGES = 50, 0.2
 
 @dataclass(frozen=True)
 class Rows:
-    """Scaled training data.
+    """Scaled training data, float32.
 
     Args:
-        X: Features ``(rows, n)``.
-        y: Targets ``(rows,)``.
-        weights: How much each row counts, ``(rows,)``, of mean one.
+        X: Scaled features, ``(rows, n)``.
+        y: Scaled targets, ``(rows,)``.
+        weights: Weights of the rows, ``(rows,)``, with mean one.
     """
 
     X: Tensor
     y: Tensor
     weights: Tensor
 
-    def judges(self) -> Rows:
-        """The same rows, of which those whose features occur more than once have weight zero.
+    def to(self, device: torch.device) -> Rows:
+        """The same rows on a device."""
+        return Rows(self.X.to(device), self.y.to(device), self.weights.to(device))
 
-        A network that leaves out such a row has mostly been trained on its twin, and what it says about the row is no
-        measure of its error on new ones. Where too few rows are left, as in tables of categories alone, new rows are
-        repetitions as well, and all rows count.
+    def judges(self) -> Rows:
+        """Return the rows with weights for validation: zero for rows whose features occur more than once.
+
+        A network that leaves out such a row has usually been trained on a duplicate of it, so that its error on the row
+        underestimates that on new rows. If fewer than 50 rows or a fifth of all are left, as in tables of categories
+        only, new rows are expected to be duplicates, too, and all rows keep their weights.
         """
         _, group, size = np.unique(self.X.numpy(), axis=0, return_inverse=True, return_counts=True)
         weights = self.weights * torch.as_tensor(size[group.reshape(-1)] == 1)
@@ -41,12 +45,12 @@ class Rows:
 
 @dataclass(frozen=True)
 class Folds:
-    """Rows of each network: those it is trained on, and those that it leaves out; every row is left out once.
+    """Training rows and held-out rows of each network; every row is held out from exactly one network.
 
     Args:
-        trained: ``(networks, rows)``.
-        held: Rows left out, the shorter folds filled up by repetition, ``(networks, rows)``.
-        counts: True for a row, false for a repetition, ``(networks, rows)``.
+        trained: Numbers of the training rows, ``(networks, rows)``.
+        held: Numbers of the held-out rows, ``(networks, longest fold)``; shorter folds are padded by repetition.
+        counts: Whether an entry of ``held`` is a row instead of padding, in the same shape.
     """
 
     trained: Tensor
@@ -55,29 +59,50 @@ class Folds:
 
     @staticmethod
     def of(rows: int, folds: int, seed: int) -> Folds:
-        """A random partition of the rows; fold k is left out by network k."""
-        from sklearn.model_selection import KFold  # here, for it brings most of scikit-learn
+        """Return a random partition of the rows into folds, of which fold k is held out from network k.
+
+        All networks have the same number of training rows, so that a network may miss one row outside its fold.
+
+        Args:
+            rows: Number of rows.
+            folds: Number of folds, at most that of the rows.
+            seed: Seed of the partition.
+        """
+        from sklearn.model_selection import KFold  # a slow import
 
         splitter = KFold(min(rows, folds), shuffle=True, random_state=seed)
         split = list(splitter.split(np.zeros(rows)))
         shortest, longest = min(len(train) for train, _ in split), max(len(held) for _, held in split)
-        random = np.random.default_rng(seed)  # networks have equally many rows: one may miss some, not always the last
+        random = np.random.default_rng(seed)  # the missing row is a random one
         trained = np.stack([random.permutation(train)[:shortest] for train, _ in split])
         held = np.stack([np.resize(held, longest) for _, held in split])
         counts = np.stack([np.arange(longest) < len(held) for _, held in split])
         return Folds(*map(torch.as_tensor, (trained, held, counts)))
 
     def gather(self, values: Tensor) -> Tensor:
-        """What network k found for its held-out rows, ``(networks, held)``, in the order of the rows, ``(rows,)``."""
+        """Return values of held-out rows in the order of all rows.
+
+        Args:
+            values: Values that network k has for its held-out rows, ``(networks, longest fold, ...)``.
+
+        Returns:
+            One value for each row, ``(rows, ...)``.
+        """
         found = values.new_empty(int(self.counts.sum()), *values.shape[2:])
         found[self.held[self.counts]] = values[self.counts]
         return found
 
 
 class Batches:
-    """Row numbers of the batches: every network goes through its rows in a new random order each epoch.
+    """Row numbers of the batches: every network passes through its rows in a new random order in each epoch.
 
-    The order depends on the number of the epoch alone, so that a resumed run meets the same batches.
+    The order is a function of the seed and the number of the epoch, so that a resumed run has the same batches. Epochs
+    follow each other without a gap; a batch may contain rows of two epochs.
+
+    Args:
+        trained: Numbers of the training rows, ``(networks, rows)``.
+        size: Number of rows in a batch.
+        seed: Seed of the orders.
     """
 
     def __init__(self, trained: Tensor, size: int, seed: int) -> None:
@@ -85,17 +110,18 @@ class Batches:
         self._orders: dict[int, Tensor] = {}
 
     def rows(self, first: int, count: int) -> Tensor:
-        """Row numbers of ``count`` batches from number ``first`` on, ``(networks, count, size)``."""
+        """Return the row numbers of ``count`` batches from number ``first`` on, ``(networks, count, size)``."""
         networks, rows = self.trained.shape
         start, stop = first * self.size, (first + count) * self.size
         epochs = range(start // rows, (stop - 1) // rows + 1)
-        self._orders = {epoch: self._order(epoch) for epoch in epochs}  # drawn once, kept while it is in use
+        self._orders = {epoch: self._order(epoch) for epoch in epochs}  # kept while the epoch lasts
         offset = start - epochs[0] * rows
         orders = list(self._orders.values())
         order = (orders[0] if len(orders) == 1 else torch.cat(orders, 1))[:, offset : offset + stop - start]
         return torch.take_along_dim(self.trained, order, 1).view(networks, count, self.size)
 
     def _order(self, epoch: int) -> Tensor:
+        """Return a random permutation for each network, ``(networks, rows)``."""
         if epoch in self._orders:
             return self._orders[epoch]
         seed = int(np.random.SeedSequence((self.seed, epoch)).generate_state(1)[0])

@@ -1,7 +1,8 @@
-"""Groups of networks that are trained beside each other: on threads of this process, or on the workers of joblib.
+"""Parallel training of the kinds of networks, on threads of this process or on the workers of joblib.
 
-A group is all networks of a kind. Fewer would have other last bits: the optimiser treats the ends of its arrays, which
-are elsewhere in smaller stacks, with other instructions.
+A group is all networks of a kind. Groups are not divided further, because results would then depend on the number of
+workers in their last bits: the fused optimiser treats the ends of its arrays with other instructions, and these ends
+are at other places in smaller stacks.
 """
 
 from __future__ import annotations
@@ -33,24 +34,25 @@ from mpgelu.training import Interrupts, training_progress
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-_ATTEMPTS = 3  # at the groups that are left, when a backend fails
+_ATTEMPTS = 3  # number of times that unfinished groups are sent to a failing backend
 
 
 @dataclass(frozen=True)
 class Task:
-    """What the training of a group needs beside the rows; another process can be given it.
+    """The training of a group, without its rows; it can be sent to another process.
 
     Args:
-        title: Of the progress bar.
-        stack: The networks, trained in place.
-        likelihood: What their outputs mean.
-        folds: Parts of the rows, of which each network leaves out one.
-        steps: How many to take.
-        effort: Share of them in those of the longest groups.
-        batch_size: Rows in a step.
-        learning_rate: Its peak.
+        title: Title of the progress bar.
+        stack: The networks, which are trained in place.
+        likelihood: Likelihood of their outputs.
+        folds: Number of folds, one of which is held out from each network.
+        steps: Number of optimiser steps.
+        effort: Number of steps relative to that of the longest groups.
+        batch_size: Number of rows in a step.
+        learning_rate: Largest learning rate of the schedule.
         beta: Exponent of the weights of rows, see :func:`expected_loss`.
-        seed: Seed of the folds and the order of the rows.
+        seed: Seed of the folds and of the order of the rows.
+        device: Device on which the networks are trained; before and after, they are on the CPU.
     """
 
     title: str
@@ -63,26 +65,28 @@ class Task:
     learning_rate: float
     beta: float
     seed: int
+    device: torch.device
 
     def trainer(self, rows: int) -> Steps:
-        """Takes the steps of the networks, when there are so many rows."""
+        """Return the optimiser of the networks for a number of rows."""
         trained = self.rows_left_out(rows).trained.shape[1]
         return Steps(self.stack, expected_loss(self.stack, self.likelihood, self.beta, trained))
 
     def rows_left_out(self, rows: int) -> Folds:
-        """The folds of so many rows."""
+        """Return the folds for a number of rows."""
         return Folds.of(rows, self.folds, self.seed)
 
 
 @dataclass
 class Group:
-    """A task with its progress.
+    """A task with the state of its training.
 
     Args:
         task: The task.
-        trainer: Trainer of its networks.
-        keeper: Keeps its state in a file.
-        left_out: Steps that each network left out, ``(networks,)``; ``None`` while it is not trained.
+        trainer: Optimiser of its networks.
+        keeper: Writes checkpoints; ``None`` without them.
+        left_out: Number of steps that each network skipped because its loss was not finite, ``(networks,)``; ``None``
+            before the training has ended.
     """
 
     task: Task
@@ -91,24 +95,41 @@ class Group:
     left_out: Tensor | None = None
 
     def train(self, rows: Rows, seconds: float, interrupts: Interrupts, bar: Progress) -> None:
-        """Train in this process; see :func:`run`."""
-        self.left_out = run(
-            self.trainer,
-            self.task.rows_left_out(len(rows.y)).trained,
-            rows,
-            steps=self.task.steps,
-            batch_size=self.task.batch_size,
-            peak=self.task.learning_rate,
-            seed=self.task.seed,
-            seconds=seconds * self.task.effort,
-            keeper=self.keeper,
-            interrupts=interrupts,
-            bar=bar,
-            title=self.task.title,
-        )
+        """Train the group in this process.
+
+        Args:
+            rows: The data.
+            seconds: Time for a group of effort one.
+            interrupts: Ends the training after Ctrl-C.
+            bar: Progress bar.
+        """
+        with self.on_device():
+            self.left_out = run(
+                self.trainer,
+                self.task.rows_left_out(len(rows.y)).trained,
+                rows.to(self.task.device),
+                steps=self.task.steps,
+                batch_size=self.task.batch_size,
+                peak=self.task.learning_rate,
+                seed=self.task.seed,
+                seconds=seconds * self.task.effort,
+                keeper=self.keeper,
+                interrupts=interrupts,
+                bar=bar,
+                title=self.task.title,
+            )
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Keep the networks on the device of the task within the context."""
+        self.trainer.to(self.task.device)
+        try:
+            yield
+        finally:
+            self.trainer.to(torch.device("cpu"))
 
     def take(self, outcome: _Outcome) -> None:
-        """Take over the state that a worker has trained, and keep it."""
+        """Load the result of a worker, and write a checkpoint."""
         self.trainer.load(outcome.state, outcome.taken)
         self.left_out = outcome.left_out
         if self.keeper:
@@ -116,7 +137,14 @@ class Group:
 
 
 class _Outcome(NamedTuple):
-    """What a worker gives back: the group's place, :meth:`Steps.state`, steps taken, and left out by each network."""
+    """The result of a worker.
+
+    Attributes:
+        place: Position of the group in the list of groups.
+        state: State of networks and optimiser, :meth:`Steps.state`.
+        taken: Number of steps.
+        left_out: Number of steps that each network skipped, ``(networks,)``.
+    """
 
     place: int
     state: dict[str, Tensor]
@@ -126,11 +154,11 @@ class _Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Workers:
-    """Where groups are trained.
+    """The workers that train groups.
 
     Args:
-        count: How many groups at a time.
-        backend: joblib's, whose workers are other processes; ``None`` for threads of this one.
+        count: Number of groups that are trained at the same time.
+        backend: Backend of joblib, whose workers are other processes; ``None`` for threads of this process.
     """
 
     count: int
@@ -138,10 +166,10 @@ class Workers:
 
     @staticmethod
     def of(n_jobs: int | None) -> Workers:
-        """The workers of ``joblib.parallel_config``, if it names a backend of processes, or else threads.
+        """Return the workers of ``joblib.parallel_config``, if it names a backend of processes, otherwise threads.
 
         Args:
-            n_jobs: As in scikit-learn; ``None`` for what the configuration says, or else as many as there are.
+            n_jobs: Number of workers as in scikit-learn; ``None`` for that of the configuration, or else all.
         """
         elsewhere = workers_elsewhere()
         if elsewhere is None:
@@ -153,18 +181,18 @@ class Workers:
     def train(self, groups: list[Group], rows: Rows, seconds: float, interrupts: Interrupts, bar: Progress) -> None:
         """Train all groups.
 
-        Ctrl-C ends them: on threads after the current step, on other workers at once, where groups that are not done
-        stay untrained.
+        After Ctrl-C threads stop at the end of the current step. Other workers are stopped at once, and their
+        unfinished groups stay untrained.
 
         Args:
-            groups: Trained in place.
+            groups: The groups, which are trained in place.
             rows: The data.
             seconds: Time for a group of effort one.
-            interrupts: Notes Ctrl-C.
-            bar: Shows how far they are; groups on other workers when they are done.
+            interrupts: State of Ctrl-C.
+            bar: Progress bar; it shows groups on other workers when they are finished.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C came before any group was done.
+            KeyboardInterrupt: Ctrl-C was pressed before any group was finished.
         """
         if self.backend is None:
             run_all([partial(group.train, rows, seconds, interrupts, bar) for group in groups], self.count)
@@ -177,8 +205,12 @@ class Workers:
                 raise
 
     def _send(self, groups: list[Group], rows: Rows, seconds: float, bar: Progress) -> None:
-        """Have the groups trained, and take each over as soon as it comes back."""
-        arrays = tuple(tensor.numpy() for tensor in (rows.X, rows.y, rows.weights))  # sent once, shared where possible
+        """Train groups on other processes, and load the result of each when it is finished.
+
+        Errors of a group are raised at once. After an error of the backend, unfinished groups are sent again, at most
+        three times in all.
+        """
+        arrays = tuple(tensor.numpy() for tensor in (rows.X, rows.y, rows.weights))  # joblib shares memory if it can
         shown = [bar.add_task(g.task.title, total=g.task.steps, completed=g.trainer.taken, loss=np.nan) for g in groups]
         for attempt in range(1, _ATTEMPTS + 1):
             left = [place for place, group in enumerate(groups) if group.left_out is None]
@@ -200,7 +232,7 @@ class Workers:
                 _warn_of_failure(error, sum(group.left_out is None for group in groups))
 
     def _results(self, calls: list[Any]) -> Generator[_Outcome | Exception, None, None]:
-        """Results as they come, or all at the end from a backend that cannot do better, such as Ray's."""
+        """Yield results when they are finished, or all at the end if the backend, such as Ray's, requires it."""
         as_they_come = self.backend.supports_return_generator
         return_as = "generator_unordered" if as_they_come else "list"
         results = joblib.Parallel(self.count, return_as=return_as, batch_size=1, pre_dispatch="all")(calls)
@@ -209,19 +241,20 @@ class Workers:
                 yield result
         finally:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", ".*cancelled")  # what is left is not wanted any more
+                warnings.filterwarnings("ignore", ".*cancelled")  # unfinished calls are cancelled on purpose
                 if as_they_come:
                     results.close()
 
 
 class _GroupError(Exception):
-    """An error in a group, as opposed to one of the backend."""
+    """An error in the training of a group, as opposed to an error of the backend."""
 
     def __init__(self, cause: Exception) -> None:
         self.cause = cause
 
 
 def _warn_of_failure(error: Exception, left: int) -> None:
+    """Warn about an error of the backend, at the line that called ``fit``."""
     warnings.warn(
         f"fit: the joblib backend failed ({type(error).__name__}: {error}); the {left} kinds of networks that are not "
         "done are sent again",
@@ -231,7 +264,7 @@ def _warn_of_failure(error: Exception, left: int) -> None:
 
 
 def _sent(group: Group) -> tuple[Task, dict[str, Tensor], int]:
-    """A group for a worker; the state of the optimiser only if it has one."""
+    """Return task, state and number of steps of a group for a worker; the state is empty before the first step."""
     taken = group.trainer.taken
     return group.task, group.trainer.state() if taken else {}, taken
 
@@ -239,7 +272,20 @@ def _sent(group: Group) -> tuple[Task, dict[str, Tensor], int]:
 def _trained(
     place: int, task: Task, state: dict[str, Tensor], taken: int, seconds: float, *arrays: NDArray[np.float32]
 ) -> _Outcome | Exception:
-    """Train a group in a worker. Its own error is a result: what a backend raises is then the backend's."""
+    """Train a group in a worker process.
+
+    Args:
+        place: Position of the group in the list of groups.
+        task: The task.
+        state: State to continue from, empty before the first step.
+        taken: Number of steps of that state.
+        seconds: Time for a group of effort one.
+        *arrays: Features, targets and weights of the rows.
+
+    Returns:
+        The outcome, or an error of the training. Errors are returned instead of raised, so that all exceptions that
+        joblib raises are errors of the backend.
+    """
     try:
         rows = Rows(*map(_tensor, arrays))
         group = Group(task, task.trainer(len(rows.y)))
@@ -255,7 +301,7 @@ def _trained(
 
 
 def _tensor(array: NDArray[np.float32]) -> Tensor:
-    """The array itself, which backends may map from a file that is not to be written to."""
+    """Return a tensor that shares the memory of an array, which may be a read-only file in memory."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writ")
         return torch.from_numpy(array)
@@ -263,6 +309,6 @@ def _tensor(array: NDArray[np.float32]) -> Tensor:
 
 @contextmanager
 def one_thread_all() -> Iterator[None]:
-    """As :func:`one_thread_each`, and for the linear algebra of numpy too."""
+    """Return a context of one thread for torch (:func:`one_thread_each`) and for the linear algebra of numpy."""
     with one_thread_each(), threadpool_limits(1, "blas"):
         yield

@@ -1,4 +1,4 @@
-"""Training of the noise on the residuals of held-out rows."""
+"""Training of the noise head on the residuals of held-out rows."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from mpgelu.networks import Stack, network
 from mpgelu.training import Best, Interrupts
 
 _HIDDEN = (48, 48)
-_FOLDS = 5  # one network of the head leaves out each
-_FREEDOM = 5.0  # degrees of freedom of a Student t distribution, which outliers cannot pull
+_FOLDS = 5  # number of networks of the head, each with a fold of its own for early stopping
+_FREEDOM = 5.0  # degrees of freedom of the Student t distribution, which is robust against outliers
 _LEARNING_RATE, _WEIGHT_DECAY = 5e-3, 0.02
 _BATCH = 512
 _STEPS = 600
-_LOOK_EVERY = 20  # steps between two scores of held-out rows
+_LOOK_EVERY = 20  # steps between two evaluations of held-out rows
 _PATIENCE = 10  # evaluations of held-out rows without improvement after which training ends
 _OF_MEDIAN = 0.6745  # median of the absolute value of a standard normal variable
 _LEAST_SCALE = 1e-6
-_MARGIN = 0.3  # of the range of the targets
+_MARGIN = 0.3  # margin of the means, relative to the range of the targets
 
 
 def train_head(
@@ -39,23 +39,27 @@ def train_head(
     seed: int,
     interrupts: Interrupts,
 ) -> tuple[NoiseHead, Tensor]:
-    r"""A head whose noise makes the residuals of held-out rows most likely, under a Student t distribution.
+    r"""Train a noise head on the residuals of held-out rows, by the likelihood of a Student t distribution.
 
-    Each of its networks leaves out a fold of the rows and keeps the state that is best there.
+    With the residual r in units of the typical residual and the standardised log-variance h of the head, the loss is
+
+    .. math:: \tfrac12 h + \frac{\nu + 1}{2} \log\Big(1 + \frac{r^2 e^{-h}}{\nu}\Big), \qquad \nu = 5.
+
+    Each of the five networks of the head holds out a fold of the rows and keeps the state with the smallest loss there.
 
     Args:
-        features: Scaled, ``(rows, n)``.
-        means: Means of each kind for every row, by a network that has not seen it, ``(kinds, rows)``.
+        features: Scaled features, ``(rows, n)``.
+        means: Means of each kind for each row, by the network from which the row is held out, ``(kinds, rows)``.
         log_variances: Log-variances of the same networks, ``(kinds, rows)``.
-        y: Targets ``(rows,)``.
-        row_weights: Weights of the rows, of mean one, ``(rows,)``.
-        kind_weights: ``(kinds,)``.
-        constant: One noise for all rows.
-        seed: Seed of folds, starting weights and batches.
-        interrupts: Ends the training when Ctrl-C was seen.
+        y: Targets, ``(rows,)``.
+        row_weights: Weights of the rows, with mean one, ``(rows,)``.
+        kind_weights: Weights of the kinds, ``(kinds,)``.
+        constant: Whether the noise is the same for all rows; the head is then not trained.
+        seed: Seed of folds, initial weights and batches.
+        interrupts: Ends the training after Ctrl-C.
 
     Returns:
-        The head, and the log-variance of each row by the head's network that has not seen it, ``(rows,)``.
+        The head, and the log-variance of each row by the network of the head from which it is held out, ``(rows,)``.
     """
     residuals = y - kind_weights.to(means) @ means
     typical = max(float(residuals.abs().median()) / _OF_MEDIAN, _LEAST_SCALE)
@@ -76,7 +80,7 @@ def train_head(
 
 
 def mean_range(y: Tensor) -> Tensor:
-    """Lowest and highest mean worth predicting: the range of the targets and a third of it on either side."""
+    """Return the smallest and largest mean that networks may predict, ``(2,)``: the range of the targets +- 30 %."""
     lowest, highest = y.aminmax()
     margin = _MARGIN * (highest - lowest)
     return torch.stack([lowest - margin, highest + margin])
@@ -85,6 +89,17 @@ def mean_range(y: Tensor) -> Tensor:
 def _fit(
     stack: Stack, folds: Folds, x: Tensor, target: Tensor, row_weights: Tensor, seed: int, interrupts: Interrupts
 ) -> None:
+    """Train the networks of the head with AdamW and early stopping.
+
+    Args:
+        stack: The networks, which are trained in place.
+        folds: Training rows and held-out rows of each network.
+        x: Scaled inputs, ``(rows, n + 3)``.
+        target: Residuals in units of the typical residual, ``(rows,)``.
+        row_weights: Weights of the rows, ``(rows,)``.
+        seed: Seed of the batches.
+        interrupts: Ends the training after Ctrl-C.
+    """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(stack.parameters(), lr=1.0, weight_decay=_WEIGHT_DECAY, fused=True)
     best, rows = Best(stack, torch.Size([len(stack)]), None), folds.trained.shape[1]
@@ -114,13 +129,13 @@ def _fit(
 
 
 def _loss(log_variance: Tensor, target: Tensor) -> Tensor:
-    """Minus the log density of a Student t distribution of this squared scale, up to a constant."""
+    """Return the negative log density of a Student t distribution up to a constant, see :func:`train_head`."""
     h = bounded(log_variance)
     return 0.5 * h + 0.5 * (_FREEDOM + 1) * torch.log1p(target.square() * (-h).exp() / _FREEDOM)
 
 
 def _start_constant(stack: Stack) -> None:
-    """Outputs of zero, whatever the inputs: one noise for all rows, of the residuals' typical size."""
+    """Set the last layer to zero, so that training starts from a constant noise of the size of the typical residual."""
     parameters, _ = stack.state()
     last = [name for name in parameters if name.endswith((".weight", ".bias"))][-2:]
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The training of one stack of networks: all steps, within a time limit, resumable, ended by Ctrl-C without a loss."""
+"""The training loop of one stack of networks, with time limit, checkpoints and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,28 +18,31 @@ from mpgelu.training import Interrupts
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-_MOST_LEFT_OUT = 0.5  # share of the steps of a network that may be left out because their loss is not finite
+_MOST_LEFT_OUT = 0.5  # largest share of skipped steps of a network
 _SHOWN_EVERY = 20  # steps between two updates of the progress bar
 
 
 @dataclass
 class Clock:
-    """How much of the training time has passed.
+    """The time limit of a training run.
 
     Args:
-        limit: Seconds from the start at which training must end; ``None`` for no limit.
+        limit: Duration in seconds after which training must end; ``None`` for no limit.
+
+    Attributes:
+        started: Time of the start on the monotonic clock.
     """
 
     limit: float | None
     started: float = 0.0
 
     def __post_init__(self) -> None:
-        """Start now."""
+        """Start the clock."""
         self.started = time.monotonic()
 
     @property
     def left(self) -> float:
-        """Seconds until the limit; infinite without one."""
+        """Seconds until the limit; infinite without a limit."""
         return float("inf") if self.limit is None else self.started + self.limit - time.monotonic()
 
 
@@ -58,30 +61,33 @@ def run(
     bar: Progress,
     title: str,
 ) -> Tensor:
-    """Take all steps, or as many as fit into the time: the learning rate falls to zero in either case.
+    """Train for a number of steps, or for as many as fit into the time.
+
+    The schedule of the learning rate depends on the larger of the fractions of steps and of time that have passed, so
+    that it falls to zero in either case.
 
     Args:
-        trainer: Trainer of the networks.
-        trained: Row numbers of each network, ``(networks, rows)``.
+        trainer: Optimiser of the networks; it may have taken steps before.
+        trained: Numbers of the training rows of each network, ``(networks, rows)``.
         rows: The data.
-        steps: How many to take.
-        batch_size: Rows in a step.
-        peak: Peak of the learning rate.
+        steps: Number of steps.
+        batch_size: Number of rows in a step.
+        peak: Largest learning rate of the schedule.
         seed: Seed of the order of the rows.
-        seconds: Time for all of this.
-        keeper: Keeps the state in a file.
-        interrupts: Ends the training when Ctrl-C was seen.
-        bar: Shows how far it is.
-        title: Title of the bar.
+        seconds: Duration of the training.
+        keeper: Writes checkpoints; ``None`` without them.
+        interrupts: Ends the training after Ctrl-C.
+        bar: Progress bar.
+        title: Title of the progress bar.
 
     Returns:
-        How many steps each network left out because its loss was not finite, ``(networks,)``.
+        Number of steps that each network skipped because its loss was not finite, ``(networks,)``.
 
     Raises:
-        TrainingError: Most losses of a network are not finite.
+        TrainingError: More than half of the losses of a network were not finite.
     """
     batches = Batches(trained, min(batch_size, trained.shape[1]), seed)
-    left_out = torch.zeros(len(trained), dtype=torch.long)
+    left_out = torch.zeros(len(trained), dtype=torch.long, device=rows.X.device)
     task = bar.add_task(title, total=steps, completed=trainer.taken, loss=float("nan"))
     started, first = time.monotonic(), trainer.taken
     while trainer.taken < steps and not interrupts.seen:
@@ -91,7 +97,7 @@ def run(
             done = max(done, (elapsed + elapsed / max(taken, 1)) / seconds)
             if done >= 1 and taken:
                 break
-        at = batches.rows(trainer.taken, 1)[:, 0]
+        at = batches.rows(trainer.taken, 1)[:, 0].to(rows.X.device)
         losses = trainer.step(rows.X[at], rows.y[at], rows.weights[at], learning_rate(peak, min(done, 1.0)))
         left_out += ~torch.isfinite(losses)
         if trainer.taken % _SHOWN_EVERY == 0:
@@ -101,16 +107,17 @@ def run(
     bar.update(task, completed=steps)
     if keeper:
         keeper.write()
+    left_out = left_out.cpu()
     check_left_out(left_out, trainer.taken)
     return left_out
 
 
 def check_left_out(left_out: Tensor, taken: int) -> None:
-    """Raise a TrainingError if more than half of the steps of a network had no finite loss.
+    """Raise a :class:`TrainingError` if a network skipped more than half of its steps.
 
     Args:
-        left_out: Steps that each network left out, ``(networks,)``.
-        taken: Steps in all.
+        left_out: Number of steps that each network skipped, ``(networks,)``.
+        taken: Number of steps.
     """
     share = float(left_out.max()) / max(1, taken)
     if share > _MOST_LEFT_OUT:

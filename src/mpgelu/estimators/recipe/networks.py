@@ -1,4 +1,4 @@
-"""The networks before their first step."""
+"""Construction and initialisation of the networks of a kind."""
 
 from __future__ import annotations
 
@@ -16,17 +16,30 @@ from mpgelu.networks import Stack, network
 
 
 def default_network(features: int, kind: Kind, outputs: int) -> nn.Module:
-    """A perceptron after a periodic embedding, if the kind has one.
+    """Return a perceptron, with a periodic embedding if the kind has one.
 
-    SiLU stands between the layers of a network without dropout. One with dropout is trained by its moments, which
-    MP-GELU has in closed form.
+    The nonlinearity is SiLU for networks without dropout. Networks with dropout propagate moments in training and use
+    MP-GELU, for which these are known in closed form.
+
+    Args:
+        features: Number of features.
+        kind: The kind of the network.
+        outputs: Number of outputs.
     """
     nonlinearity = MPGELU if kind.rate else SiLU
-    return network(features, kind.hidden, outputs, nonlinearity=nonlinearity, rate=kind.rate, embedding=kind.sigma)
+    return network(features, kind.hidden, outputs, nonlinearity=nonlinearity, rate=kind.rate, sigma=kind.sigma)
 
 
 def new_networks(features: int, kind: Kind, likelihood: Likelihood, settings: Settings, seed: int) -> Stack:
-    """Untrained networks of one kind, one for each fold."""
+    """Return initialised networks of a kind, one for each fold, float32.
+
+    Args:
+        features: Number of features.
+        kind: The kind of the networks.
+        likelihood: Likelihood of their outputs, which initialises the last layer.
+        settings: Settings of the training.
+        seed: Seed of the initial weights.
+    """
     with single_precision(seed):
         made = [settings.network(features, kind, likelihood.outputs).float() for _ in range(settings.folds)]
         for member in made:
@@ -37,7 +50,7 @@ def new_networks(features: int, kind: Kind, likelihood: Likelihood, settings: Se
 
 @contextmanager
 def single_precision(seed: int) -> Iterator[None]:
-    """Random numbers of a seed in single precision, with torch's own seed and default dtype back afterwards."""
+    """Return a context with a seed and the default dtype float32, after which torch's own are restored."""
     before = torch.get_default_dtype()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -49,7 +62,12 @@ def single_precision(seed: int) -> Iterator[None]:
 
 
 def _initialise(layers: list[Linear | GaussianLinear], likelihood: Likelihood) -> None:
-    """Hinges spread over the data, outputs near zero."""
+    r"""Initialise linear layers in place.
+
+    Weights of hidden layers are :math:`N(0, 2 / n)` for n inputs (He et al., 2015). Biases are :math:`N(0, 0.5^2)` in
+    the first and :math:`N(0, 0.1^2)` in later layers, which distributes the transitions of units over the data. Weights
+    of the last layer are :math:`N(0, 1 / n)` and are then adjusted by :meth:`Likelihood.initialise`.
+    """
     with torch.no_grad():
         for position, layer in enumerate(layers[:-1]):
             layer.weight.normal_(0, math.sqrt(2 / layer.in_features))

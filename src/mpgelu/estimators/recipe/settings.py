@@ -1,4 +1,4 @@
-"""How an ensemble is trained."""
+"""Settings of the training of an ensemble."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import nn
 
 from mpgelu.likelihoods import Likelihood
@@ -16,13 +17,14 @@ Noise = Literal["heteroscedastic", "homoscedastic"]
 
 @dataclass(frozen=True)
 class Kind:
-    """Networks of one architecture, one for each fold.
+    """A kind of networks: one architecture and training, with one network for each fold.
 
     Args:
-        hidden: Units of each hidden layer.
-        rate: Dropout rate; 0 for none.
-        sigma: Standard deviation of the starting frequencies of the periodic embedding; ``None`` for no embedding.
-        effort: Share of the steps that these networks take: few rows full of noise are best fitted briefly.
+        hidden: Number of units of each hidden layer.
+        rate: Dropout rate; 0 for no dropout.
+        sigma: Standard deviation of the initial frequencies of the periodic embedding; ``None`` for no embedding.
+        effort: Number of steps relative to the settings; below one it is early stopping, which suits few and noisy
+            rows.
     """
 
     hidden: tuple[int, ...]
@@ -31,7 +33,7 @@ class Kind:
     effort: float = 1.0
 
     def __str__(self) -> str:
-        """Words for the progress bar and for the weights of the kinds."""
+        """Return the name of the kind, for the progress bar and in ``kind_weights_``."""
         embedding = "plain" if self.sigma is None else f"periodic {self.sigma:g}"
         rate = f", rate {self.rate:g}" if self.rate else ""
         return f"{embedding}{rate}, {self.effort:.2g} of the steps" if self.effort < 1 else f"{embedding}{rate}"
@@ -39,22 +41,26 @@ class Kind:
 
 @dataclass(frozen=True)
 class Settings:
-    """How an ensemble is trained.
+    """Settings of the training of an ensemble; :func:`settings_of` derives them from an estimator.
 
     Args:
-        kinds: Architectures; the networks of each are trained as one program, and weighted as one.
-        process: Whether a Gaussian process is among the members.
-        folds: Parts of the rows; a network of each kind leaves out one of them, which it is judged by.
-        steps: Number of steps of the optimiser.
-        batch_size: Rows in a step.
-        learning_rate: Its peak; it grows for 5 % of the steps, then falls to zero as a cosine.
-        beta: Exponent of the weight of each row, its detached predictive variance; 0 for none.
+        kinds: Kinds of networks; those of a kind are trained as one stack, and share one weight.
+        process: Whether a Gaussian process is a member.
+        folds: Number of folds; each is held out from one network of each kind.
+        steps: Number of optimiser steps.
+        batch_size: Number of rows in a step.
+        learning_rate: Largest learning rate; it is reached linearly in 5 % of the steps, then falls to zero as a
+            cosine.
+        beta: Exponent of the predictive variance in the weight of each row, see :func:`expected_loss`; 0 for no
+            weights.
         noise: Whether the noise depends on the features.
-        network: Builds a network from the number of features, the kind and the number of outputs.
-        likelihood: What the outputs mean; ``None`` for a mean with noise from held-out rows.
-        moments: That random networks propagate in predictions.
-        time_limit: Seconds after which training ends, with fewer steps if need be; ``None`` for no limit.
-        seed: Seed of the folds, the starting weights and the order of the rows.
+        network: Function from the number of features, the kind and the number of outputs to a network.
+        likelihood: Likelihood of the outputs; ``None`` for a mean with noise that is estimated from held-out rows.
+        moments: Type of moments that predictions propagate through networks with random layers; ``None`` to choose it
+            by the log-likelihood of held-out rows.
+        time_limit: Largest duration in seconds, to which the number of steps is adapted; ``None`` for no limit.
+        seed: Seed of the folds, the initial weights and the order of the rows.
+        device: Device on which the networks are trained.
     """
 
     kinds: tuple[Kind, ...]
@@ -70,3 +76,4 @@ class Settings:
     moments: type[Moments] | None
     time_limit: float | None
     seed: int
+    device: torch.device

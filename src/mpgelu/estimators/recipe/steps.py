@@ -1,10 +1,10 @@
-"""Optimiser steps of all networks of a stack at once."""
+"""Optimiser steps of a stack of networks, and their loss."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +14,34 @@ from mpgelu.likelihoods import Likelihood
 from mpgelu.moments import DiagonalMoments, Moments
 from mpgelu.networks import Stack, is_random
 
-CLIP = 10.0  # largest norm of a network's gradient
-_WARM_UP = 0.05  # share of the training in which the learning rate grows
-_SPEEDS: dict[type[nn.Module], float] = {Periodic: 5.0, Scale: 3.0}  # learning rates in that of the other parameters
+CLIP = 10.0  # largest norm of the gradient of a network
+_WARM_UP = 0.05  # fraction of the training in which the learning rate grows
+_SPEEDS: dict[type[nn.Module], float] = {Periodic: 5.0, Scale: 3.0}  # learning rates relative to other parameters
 
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
+@runtime_checkable
+class Penalised(Protocol):
+    """A layer with random weights that adds a Kullback-Leibler term to the loss, as :class:`GaussianLinear` does."""
+
+    def kl(self) -> Tensor:
+        """Return the Kullback-Leibler divergence of the weights from their prior, ``()``."""
+
+
 class Steps:
-    """Adam on the networks of a stack, each clipped on its own; a step that is not finite is left out for that network.
+    """Adam on a stack of networks, with gradient clipping and treatment of non-finite losses for each network.
+
+    A network whose loss or gradient is not finite skips the step: its parameters and its moments of Adam stay the same.
+    Results of a network do not depend on the other networks of the stack, up to rounding.
 
     Args:
-        stack: Networks, updated in place.
-        objective: From features, targets and row weights of a batch to the loss of each network, ``(networks,)``.
+        stack: The networks, which are updated in place.
+        objective: Function from features, targets and row weights of a batch to the loss of each network,
+            ``(networks,)``.
+
+    Attributes:
+        taken: Number of steps.
     """
 
     def __init__(self, stack: Stack, objective: Objective) -> None:
@@ -41,13 +56,16 @@ class Steps:
         self.optimizer = torch.optim.Adam(groups, lr=1.0, fused=True)
 
     def step(self, x: Tensor, y: Tensor, weights: Tensor, learning_rate: float) -> Tensor:
-        """One step of every network on its own batch; the losses before it, ``(networks,)``.
+        """Take one step with each network on its own batch.
 
         Args:
-            x: ``(networks, rows, n)``.
-            y: ``(networks, rows)``.
+            x: Features, ``(networks, rows, n)``.
+            y: Targets, ``(networks, rows)``.
             weights: Weights of the rows, ``(networks, rows)``.
             learning_rate: Learning rate of this step.
+
+        Returns:
+            The losses before the step, ``(networks,)``; NaN for networks that skipped it.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate * group["speed"]
@@ -69,47 +87,72 @@ class Steps:
         return torch.where(finite, losses.detach(), torch.nan)
 
     def _step_of(self, finite: Tensor, gradients: list[Tensor], scale: Tensor) -> None:
-        """Step with some of the networks and leave the others, and what Adam knows of them, as they are."""
+        """Take a step with some of the networks, without changing parameters and optimiser state of the others.
+
+        Args:
+            finite: Whether each network takes the step, ``(networks,)``.
+            gradients: Gradients of the parameters, ``(networks, ...)`` each.
+            scale: Factor of the gradient of each network, for clipping, ``(networks,)``.
+        """
         for gradient in gradients:
             gradient.copy_(torch.where(_aligned(finite, gradient), gradient * _aligned(scale, gradient), 0))
         kept = [value.clone() for value in self.state().values()]
         self.optimizer.step()
         with torch.no_grad():
             for now, before in zip(self.state().values(), kept, strict=True):
-                if now.dim():  # numbers of steps are shared
+                if now.dim():  # the number of steps is a scalar that all networks share
                     now.copy_(torch.where(_aligned(finite, now), now, before))
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that the next step depends on but the number of steps taken."""
+        """Return parameters and state of the optimiser by name; with :attr:`taken` they determine the next steps."""
         state: dict[str, Tensor] = {}
         for position, p in enumerate(self.parameters):
             kept = self.optimizer.state[p]
             if not kept:
-                kept |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p), "step": torch.tensor(0.0)}
+                kept |= {
+                    "exp_avg": torch.zeros_like(p),
+                    "exp_avg_sq": torch.zeros_like(p),
+                    "step": p.new_zeros((), dtype=torch.float32),
+                }
             state |= {f"parameter_{position}": p.detach()}
             state |= {f"{name}_{position}": kept[name] for name in ("exp_avg", "exp_avg_sq", "step")}
         return state
 
+    def to(self, device: torch.device) -> None:
+        """Move the networks, and what Adam knows of them, to a device."""
+        self.stack.to(device)
+        for kept in self.optimizer.state.values():
+            kept |= {name: value.to(device) for name, value in kept.items()}
+
     def load(self, state: dict[str, Tensor], taken: int) -> None:
-        """Take up a state after so many steps."""
+        """Restore a state that :meth:`state` returned after ``taken`` steps."""
         for name, tensor in self.state().items():
             tensor.copy_(state[name])
         self.taken = taken
 
 
 def expected_loss(stack: Stack, likelihood: Likelihood, beta: float, rows: int) -> Objective:
-    r"""Minus the expected log-likelihood of a batch, rows weighted by their predictive variance to the power beta.
+    r"""Return the loss of a stack of networks, the weighted negative expected log-likelihood of a batch.
 
-    Random networks propagate diagonal moments, and layers with a Kullback-Leibler term add it, divided by the rows.
+    .. math:: L = -\frac1B \sum_b c_b\, u_b\, \mathbb E \log p(y_b \mid h_b) + \frac{\mathrm{KL}}{R}, \qquad
+        u_b \propto v_b^\beta
+
+    with row weights c, predictive variances v, and normalised weights u of mean one without gradients, the beta-NLL of
+    Seitzer et al. (2022). Networks with random layers propagate diagonal moments, an approximation that is corrected in
+    predictions. Layers with a Kullback-Leibler term contribute it, divided by the number R of training rows.
 
     Args:
         stack: The networks.
-        likelihood: What their outputs mean.
-        beta: Exponent of the weights (Seitzer et al., 2022), which carry no gradient and have mean one.
-        rows: That each network is trained on.
+        likelihood: Likelihood of their outputs.
+        beta: Exponent of the predictive variance; 0 for equal weights.
+        rows: Number R of training rows of each network.
+
+    Returns:
+        Function from features ``(networks, B, n)``, targets ``(networks, B)`` and row weights ``(networks, B)`` to
+        losses ``(networks,)``.
     """
     random = is_random(stack.architecture)
-    penalised = any(hasattr(module, "kl") for module in stack.architecture.modules())
+    penalised = any(isinstance(module, Penalised) for module in stack.architecture.modules())
 
     def losses(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         outputs: Moments | Tensor = stack(DiagonalMoments.certain(x) if random else x)
@@ -121,7 +164,16 @@ def expected_loss(stack: Stack, likelihood: Likelihood, beta: float, rows: int) 
 
 
 def variance_weights(likelihood: Likelihood, outputs: Moments | Tensor, beta: float) -> Tensor | float:
-    """Weight of each row in the loss, its predictive variance to the power beta, of mean one; no gradient."""
+    r"""Return the weights :math:`v^\beta` of rows in the loss, normalised to mean one, without gradients.
+
+    Args:
+        likelihood: Likelihood of the outputs, which states the predictive variance v.
+        outputs: Outputs of the networks, ``(networks, rows, outputs)``.
+        beta: Exponent; for 0 the weight is the number one.
+
+    Returns:
+        Weights, ``(networks, rows)``.
+    """
     if not beta:
         return 1.0
     with torch.no_grad():
@@ -130,14 +182,19 @@ def variance_weights(likelihood: Likelihood, outputs: Moments | Tensor, beta: fl
 
 
 def learning_rate(peak: float, done: float) -> float:
-    """A linear warm-up, then half a cosine down to zero; ``done`` is the share of the training after the step."""
+    """Return the learning rate of a step: a linear warm-up in 5 % of the training, then half a cosine down to zero.
+
+    Args:
+        peak: Largest learning rate.
+        done: Fraction of the training that is completed after the step.
+    """
     if done < _WARM_UP:
         return peak * done / _WARM_UP
     return peak * 0.5 * (1 + math.cos(math.pi * (done - _WARM_UP) / (1 - _WARM_UP)))
 
 
 def _speeds(architecture: nn.Module) -> dict[str, float]:
-    """Learning rates of parameters by their names, in that of all others."""
+    """Return the learning rates of parameters with a special one, relative to the others, by name."""
     return {
         f"{name}.{parameter}": _SPEEDS[type(module)]
         for name, module in architecture.named_modules()
@@ -147,9 +204,10 @@ def _speeds(architecture: nn.Module) -> dict[str, float]:
 
 
 def _aligned(per_network: Tensor, p: Tensor) -> Tensor:
+    """Return a value for each network, ``(networks,)``, in a shape that broadcasts against a parameter."""
     return per_network.reshape(-1, *[1] * (p.dim() - 1)).to(p if per_network.is_floating_point() else per_network)
 
 
 def _kl(network: nn.Module) -> Tensor:
-    terms: list[Any] = [getattr(module, "kl", None) for module in network.modules()]
-    return torch.stack([kl() for kl in terms if kl is not None]).sum()
+    """Return the sum of the Kullback-Leibler terms of all layers, ``()``."""
+    return torch.stack([module.kl() for module in network.modules() if isinstance(module, Penalised)]).sum()

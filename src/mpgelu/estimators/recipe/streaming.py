@@ -1,9 +1,10 @@
-"""Training on rows that pass by: everything of :mod:`~mpgelu.estimators.recipe.training` but the rows in memory."""
+"""Training of the ensemble on a stream of rows, as :mod:`~mpgelu.estimators.recipe.training` does on rows in memory."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -35,10 +36,10 @@ Array = NDArray[np.float64]
 class Block(NamedTuple):
     """Some rows in random order.
 
-    Args:
-        X: Features ``(rows, n)``.
-        y: Targets ``(rows,)``.
-        numbers: Numbers of the rows in the whole of the data, ``(rows,)``.
+    Attributes:
+        X: Raw features, ``(rows, n)``.
+        y: Targets, ``(rows,)``.
+        numbers: Numbers of the rows in all data, ``(rows,)``.
     """
 
     X: Array
@@ -46,16 +47,19 @@ class Block(NamedTuple):
     numbers: NDArray[np.int64]
 
     def at(self, places: NDArray[np.int64] | slice) -> Block:
-        """Some of the rows, by their places."""
+        """Return some of the rows, by their positions in the block."""
         return Block(self.X[places], self.y[places], self.numbers[places])
 
 
 class Stream(Protocol):
-    """Rows to train on that need not fit into memory."""
+    """Training rows that need not fit into memory, as :meth:`MPGELURegressor.fit_stream` takes them.
+
+    Statistics are those of all rows; they are needed before training. Rows are identified by their numbers.
+    """
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Number of rows."""
 
     @property
     def sample(self) -> Block:
@@ -70,16 +74,27 @@ class Stream(Protocol):
         """Mean and standard deviation of all targets."""
 
     def blocks(self, seed: int) -> Iterator[Block]:
-        """All rows once, in a random order that belongs to the seed."""
+        """Yield all rows once, in a random order that depends on the seed."""
 
 
 def fold_of(numbers: NDArray[np.int64], folds: int, seed: int) -> NDArray[np.int64]:
-    """Which fold each row belongs to, by a hash of its number; the network of that fold does not train on it."""
+    """Return the fold of each row, ``(rows,)``, from a hash of its number.
+
+    Args:
+        numbers: Numbers of the rows, ``(rows,)``.
+        folds: Number of folds.
+        seed: Seed of the hash.
+    """
     return (uniform(numbers, seed) * folds).astype(np.int64)
 
 
 def held_out(numbers: NDArray[np.int64], folds: int, seed: int) -> Folds:
-    """The folds of a sample, as :class:`Folds` has them; which rows the networks trained on is not part of it.
+    """Return the held-out rows of a sample as :class:`Folds`, without training rows.
+
+    Args:
+        numbers: Numbers of the rows of the sample, ``(rows,)``.
+        folds: Number of folds.
+        seed: Seed of the assignment to folds.
 
     Raises:
         InputError: A fold has no row in the sample.
@@ -104,21 +119,22 @@ def train_streamed(
     progress: bool = False,
     threads: int = 1,
 ) -> Trained:
-    """Train the networks of every kind on blocks of rows as they come, then weigh them by a sample.
+    """Train the networks of all kinds on the blocks of a stream, then estimate weights and noise from its sample.
 
-    A row belongs to a fold by a hash of its number, and the network that leaves out this fold never trains on it. So
-    every row of the sample is judged by networks that have not seen it, as in :func:`train`. Differences: the order of
-    the rows is random within the blocks of the stream; the weights and the noise are learned from the sample; there is
-    no Gaussian process. A fit that is resumed from a checkpoint meets the remaining rows in a new order.
+    The fold of a row is a hash of its number, and the network from which this fold is held out is never trained on the
+    row. Every row of the sample is therefore predicted by networks that were not trained on it, as in :func:`train`.
+    There are three differences to rows in memory: the order of rows is random only within the buffer of the stream;
+    weights and noise are estimated from the sample; there is no Gaussian process. A run that is resumed from a
+    checkpoint reads the remaining rows in another order.
 
     Args:
         stream: The rows.
-        scaled: Brings raw rows to the networks' scale.
-        settings: See :class:`Settings`.
-        spent: Seconds of the time limit that are over, for looking at the rows.
+        scaled: Function from blocks of raw rows to scaled rows.
+        settings: Settings of the training.
+        spent: Seconds that have already been spent of the time limit.
         checkpoint: As in :func:`train`.
         progress: As in :func:`train`.
-        threads: As in :func:`train`.
+        threads: Number of kinds that are trained at the same time.
     """
     clock = Clock(settings.time_limit)
     clock.started -= spent
@@ -129,7 +145,10 @@ def train_streamed(
             for group in groups:
                 group.keeper = Keeper(checkpoint, group.trainer, judges, settings)
         seconds = clock.left - seconds_of_head(len(judges.y), clock)
-        _run(groups, stream, scaled, settings, seconds, interrupts, bar, threads)
+        with ExitStack() as devices:
+            for group in groups:
+                devices.enter_context(group.on_device())
+            _run(groups, stream, scaled, settings, seconds, interrupts, bar, threads)
         for group in groups:
             group.task.stack.requires_grad_(False)
         taken = min(group.trainer.taken for group in groups if group.task.effort == 1)
@@ -143,9 +162,9 @@ def train_streamed(
 
 
 def _group(position: int, stream: Stream, judges: Rows, likelihood: Likelihood, settings: Settings) -> Group:
-    """Networks of a kind before their training."""
+    """Return the networks of a kind before their training."""
     task = task_of(position, judges.X.shape[1], likelihood, settings)
-    held_out(stream.sample.numbers, task.folds, task.seed)  # refuses empty folds before any training
+    held_out(stream.sample.numbers, task.folds, task.seed)  # raises for an empty fold before training
     trained = stream.rows - stream.rows // task.folds
     trainer = Steps(task.stack, expected_loss(task.stack, likelihood, task.beta, trained))
     return Group(task, trainer, left_out=torch.zeros(task.folds, dtype=torch.long))
@@ -161,9 +180,20 @@ def _run(
     bar: Progress,
     threads: int,
 ) -> None:
-    """Give every block to every kind until the steps are taken or the time is over."""
+    """Train all kinds on the blocks of the stream, until the steps are taken, the time is over, or Ctrl-C.
+
+    Args:
+        groups: Networks of each kind, which are trained in place.
+        stream: The rows, read as often as necessary.
+        scaled: Function from blocks of raw rows to scaled rows.
+        settings: Settings of the training.
+        seconds: Duration of the training.
+        interrupts: Ends the training after Ctrl-C.
+        bar: Progress bar.
+        threads: Number of kinds that are trained at the same time.
+    """
     started = time.monotonic()
-    position = min(int(group.trainer.taken / group.task.effort) for group in groups)  # steps of a full effort
+    position = min(int(group.trainer.taken / group.task.effort) for group in groups)  # in steps of effort one
     bars = bar.add_task("all networks", total=settings.steps, completed=position, loss=float("nan"))
 
     def is_over() -> bool:
@@ -171,7 +201,7 @@ def _run(
 
     while not is_over():
         for block in stream.blocks(settings.seed + position):
-            rows, batches = scaled(block), [_batches(block.numbers, group) for group in groups]
+            rows, batches = scaled(block).to(settings.device), [_batches(block.numbers, group) for group in groups]
             position = min(settings.steps, position + min(found.shape[1] for found in batches))
             tasks = [
                 partial(_take, group, at, rows, position, started, seconds, interrupts)
@@ -200,7 +230,17 @@ def _take(
     seconds: float,
     interrupts: Interrupts,
 ) -> float:
-    """The steps of one kind on one block, one at least in all; the mean loss of the last."""
+    """Take the steps of one kind on one block, and return the mean loss of the last step.
+
+    Args:
+        group: Networks of the kind.
+        batches: Positions of rows in the block, ``(networks, batches, rows)``.
+        rows: The block.
+        position: Number of steps of a kind of effort one at the end of the block.
+        started: Time of the start on the monotonic clock.
+        seconds: Duration of the training; at least one step is taken.
+        interrupts: Ends the training after Ctrl-C.
+    """
     task, trainer = group.task, group.trainer
     until, loss = min(task.steps, max(1, round(task.effort * position))), float("nan")
     for at in batches.unbind(1)[: max(0, until - trainer.taken)]:
@@ -209,16 +249,20 @@ def _take(
             break
         rate = learning_rate(task.learning_rate, min(max((trainer.taken + 1) / task.steps, elapsed), 1.0))
         losses = trainer.step(rows.X[at], rows.y[at], rows.weights[at], rate)
-        group.left_out = ~torch.isfinite(losses) + (0 if group.left_out is None else group.left_out)
+        group.left_out = ~torch.isfinite(losses).cpu() + (0 if group.left_out is None else group.left_out)
         loss = float(losses.nanmean())
     return loss
 
 
 def _batches(numbers: NDArray[np.int64], group: Group) -> Tensor:
-    """Places in the block of the rows of every batch of every network, ``(networks, batches, rows)``.
+    """Return the positions in a block of the rows of all batches, ``(networks, batches, rows)``.
 
-    Every network has the rows of the block that it does not leave out, in an order of its own; networks take equally
-    many batches, so that one may miss some rows.
+    Every network takes the rows of the block outside its fold in an order of its own. All networks take the same number
+    of batches, so that some rows may be missed.
+
+    Args:
+        numbers: Numbers of the rows of the block, ``(rows,)``.
+        group: Networks of the kind.
     """
     task = group.task
     fold = fold_of(numbers, task.folds, task.seed)
@@ -228,4 +272,4 @@ def _batches(numbers: NDArray[np.int64], group: Group) -> Tensor:
     size = max(1, min(task.batch_size, shortest))
     count = shortest // size
     kept = np.stack([of_network[: count * size] for of_network in rows])
-    return torch.as_tensor(kept).view(task.folds, count, size)
+    return torch.as_tensor(kept, device=task.device).view(task.folds, count, size)

@@ -1,4 +1,4 @@
-"""The whole of a training run: networks of every kind, their weights, the noise."""
+"""Training of an ensemble on rows in memory: networks of all kinds, their weights, and the noise."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from mpgelu.training import Interrupts, RecoveryWarning, training_progress
 
 _AGREEMENT = 0.01  # nats per row by which exact moments may score below diagonal ones and still be preferred
 _HELD_AT_ONCE = 1024
-_LEAST_WEIGHT = 0.02  # of a member; one that counts less costs as much as the others
-_HEAD_SECONDS, _HEAD_SECONDS_OF_ROW = 1.0, 1.2e-4  # of a time limit that are kept for the noise and the weights
-_REACH = 0.5  # of a row outside the training data, see FeatureScale
+_LEAST_WEIGHT = 0.02  # members of a smaller weight are dropped, because they would cost as much as others
+_HEAD_SECONDS, _HEAD_SECONDS_OF_ROW = 1.0, 1.2e-4  # part of a time limit that is reserved for noise and weights
+_REACH = 0.5  # the factor reach of FeatureScale, for rows outside the training data
 
 
 class InterruptedWarning(UserWarning):
@@ -40,12 +40,12 @@ class InterruptedWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Member:
-    """Networks that count as one.
+    """Networks that share one weight in the ensemble: those of a kind, or a Gaussian process.
 
     Args:
-        name: For people.
+        name: Name of the kind.
         stack: The networks.
-        folds: Which rows each has not seen; ``None`` where each row was left out by a formula.
+        folds: Rows that are held out from each network; ``None`` for a Gaussian process, which has a closed form.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Member:
 
     @property
     def rows_left_out(self) -> Folds:
-        """The folds of networks."""
+        """The folds of a kind of networks."""
         assert self.folds is not None
         return self.folds
 
@@ -64,15 +64,15 @@ class Trained:
     """The result of :func:`train`.
 
     Attributes:
-        members: Kinds of networks with a weight worth keeping.
+        members: Members with a weight of at least 2 %.
         weights: Weights of all networks, ``(M,)``, summing to one.
-        likelihood: What their outputs mean.
-        noise: Learned from held-out rows; ``None`` with a likelihood of the user's.
-        spread: Factor by which networks are moved towards their average.
-        moments: To predict with.
+        likelihood: Likelihood of their outputs.
+        noise: Noise that was estimated from held-out rows; ``None`` with a likelihood of the user.
+        spread: Factor c of the shrinkage of the means towards their average; see :class:`Ensemble`.
+        moments: Type of moments that predictions propagate.
         reach: Factor ``reach`` of :class:`FeatureScale`.
-        score: Mean log density of held-out rows.
-        steps: Taken for each kind.
+        score: Mean log density of held-out rows, for the scaled target.
+        steps: Number of steps of each kind of effort one.
     """
 
     members: list[Member]
@@ -87,17 +87,17 @@ class Trained:
 
     @property
     def stacks(self) -> list[Stack]:
-        """The networks of every member."""
+        """The networks of each member."""
         return [member.stack for member in self.members]
 
     def stack_of(self, name: str) -> Stack | None:
-        """A copy of the networks of a member; ``None`` if it was left out."""
+        """Return a copy of the networks of a member; ``None`` if it was dropped."""
         found = [member.stack for member in self.members if member.name == name]
         return Stack(found[0].unstack()) if found else None
 
     @property
     def kind_weights(self) -> dict[str, float]:
-        """Weight of each member by its name."""
+        """Weight of each member, by name."""
         parts = torch.split(self.weights, [len(stack) for stack in self.stacks])
         return {member.name: float(part.sum()) for member, part in zip(self.members, parts, strict=True)}
 
@@ -111,22 +111,24 @@ def train(
     progress: bool = False,
     n_jobs: int | None = 1,
 ) -> Trained:
-    """Train the networks of every kind, then learn from the rows they have not seen how much to trust them.
+    """Train the networks of all kinds, then estimate their weights and the noise from held-out rows.
 
     Args:
         rows: Scaled training data.
-        settings: See :class:`Settings`.
-        start: A previous result to go on from.
-        checkpoint: Folder that keeps the state during training, and from which the same call goes on.
-        progress: Show a progress bar when the standard error is a terminal.
-        n_jobs: Kinds that are trained at the same time, see :class:`Workers`; the bits of the result are the same.
+        settings: Settings of the training.
+        start: A previous result to continue from.
+        checkpoint: Folder for the state of the training, from which the same call continues.
+        progress: Whether to show a progress bar, if standard error is a terminal.
+        n_jobs: Number of kinds that are trained at the same time, see :class:`Workers`; results are bit-identical.
+
+    Raises:
+        TrainingError: More than half of the losses of a network were not finite.
+        DataError: The checkpoint is damaged, or the folder cannot be written.
     """
     clock, workers = Clock(settings.time_limit), Workers.of(n_jobs)
     likelihood = settings.likelihood or HeteroscedasticGaussian()
     with training_progress(progress) as bar, Interrupts() as interrupts, one_thread_all():
-        process = (
-            _process(rows, settings) if settings.process else None
-        )  # first, so that a time limit knows what is left
+        process = _process(rows, settings) if settings.process else None  # first, because its time cannot be limited
         groups = [_group(position, rows, likelihood, settings, start) for position in range(len(settings.kinds))]
         if checkpoint:
             for group in groups:
@@ -147,12 +149,17 @@ def train(
 
 
 def seconds_of_head(rows: int, clock: Clock) -> float:
-    """Seconds of a time limit that are kept for the noise and the weights, learned from so many rows."""
+    """Return the seconds of a time limit that are reserved for the estimation of noise and weights.
+
+    Args:
+        rows: Number of rows from which they are estimated.
+        clock: The time limit, of which at most half of the rest is reserved.
+    """
     return min(_HEAD_SECONDS + _HEAD_SECONDS_OF_ROW * rows, clock.left / 2)
 
 
 def _group(position: int, rows: Rows, likelihood: Likelihood, settings: Settings, start: Trained | None) -> Group:
-    """Networks of a kind before their training; those of a previous result, if it kept them."""
+    """Return the networks of a kind before their training; those of a previous result, if it has them."""
     stack = start.stack_of(str(settings.kinds[position])) if start else None
     task = task_of(position, rows.X.shape[1], likelihood, settings, stack)
     return Group(task, task.trainer(len(rows.y)))
@@ -161,14 +168,14 @@ def _group(position: int, rows: Rows, likelihood: Likelihood, settings: Settings
 def task_of(
     position: int, features: int, likelihood: Likelihood, settings: Settings, stack: Stack | None = None
 ) -> Task:
-    """The training of the networks of a kind, which are new unless given.
+    """Return the training task of a kind.
 
     Args:
-        position: Position of the kind among those of the settings.
+        position: Position of the kind in the settings.
         features: Number of features.
-        likelihood: What their outputs mean.
-        settings: See :class:`Settings`.
-        stack: Networks to go on from.
+        likelihood: Likelihood of the outputs.
+        settings: Settings of the training.
+        stack: Networks to continue from; ``None`` for new ones.
     """
     kind, seed = settings.kinds[position], settings.seed + position
     return Task(
@@ -182,11 +189,19 @@ def task_of(
         learning_rate=settings.learning_rate,
         beta=settings.beta,
         seed=seed,
+        device=settings.device,
     )
 
 
 def warn(groups: list[Group], taken: int, steps: int, interrupts: Interrupts) -> None:
-    """Tell what was left out of the training, at the line that called ``fit``."""
+    """Warn about skipped steps and about an interruption, at the line that called ``fit``.
+
+    Args:
+        groups: The networks of each kind.
+        taken: Number of steps of the kinds of effort one.
+        steps: Number of steps in the settings.
+        interrupts: State of Ctrl-C.
+    """
     for group in groups:
         if group.left_out is not None and group.left_out.any():
             share = float(group.left_out.max()) / max(1, group.trainer.taken)
@@ -203,7 +218,7 @@ def warn(groups: list[Group], taken: int, steps: int, interrupts: Interrupts) ->
 
 
 def _longest(efforts: list[float], workers: int) -> float:
-    """Effort of the worker that works longest, if each takes the next kind when it is done with one."""
+    """Return the total effort of the busiest worker, if workers take the kinds in order, each when it is free."""
     done = [0.0] * workers
     for effort in efforts:
         done[done.index(min(done))] += effort
@@ -211,14 +226,19 @@ def _longest(efforts: list[float], workers: int) -> float:
 
 
 class _Process(NamedTuple):
-    """A Gaussian process as a member, and its outputs for rows that it leaves out, ``(rows, 2)``."""
+    """A Gaussian process as a member of the ensemble.
+
+    Attributes:
+        member: The process, conditioned on all rows.
+        held: Its cross-validated outputs (mean, log-variance) for each row, ``(rows, 2)``.
+    """
 
     member: Member
     held: Tensor
 
 
 def _process(rows: Rows, settings: Settings) -> _Process:
-    """A Gaussian process given all rows."""
+    """Return a Gaussian process that is conditioned on all rows, with cross-validated outputs."""
     process, means = fit_process(rows.X, rows.y, LIMIT, Folds.of(len(rows.y), settings.folds, settings.seed))
     log_variance = MeanAndLogVariance.of(process(rows.X[:1])).log_variance
     held = MeanAndLogVariance(means, log_variance.expand_as(means)).joined()
@@ -234,7 +254,22 @@ def weighted(
     taken: int,
     interrupts: Interrupts,
 ) -> Trained:
-    """Weights and noise of trained networks, by rows that no network has seen."""
+    """Estimate weights and noise of trained networks from rows that were held out from them.
+
+    With a likelihood of the user, the weights maximise the log-likelihood of the mixture (:func:`stacking_weights`).
+    Otherwise the weights minimise the error of the averaged means (:func:`mean_weights`), members below 2 % are
+    dropped, a noise head is trained on the residuals (:func:`train_head`), and spread and tails of the mixture are
+    estimated (:func:`fit_width`).
+
+    Args:
+        members: Trained networks of each kind.
+        rows: Rows with weights for validation, :meth:`Rows.judges`.
+        likelihood: Likelihood of the outputs.
+        settings: Settings of the training.
+        process: Gaussian process, if there is one.
+        taken: Number of steps of the kinds of effort one.
+        interrupts: Ends the training of the noise head after Ctrl-C.
+    """
     moments = settings.moments or _best_moments(members, rows, likelihood)
     if settings.likelihood is not None:
         densities = [_densities(member, rows, likelihood, moments) for member in members]
@@ -273,13 +308,27 @@ def _trained(
     score: float,
     taken: int,
 ) -> Trained:
-    """The weight of a kind is shared by its networks."""
+    """Return the result, in which the networks of a member have equal parts of its weight.
+
+    Args:
+        members: The members.
+        by_kind: Their weights, ``(members,)``.
+        likelihood: Likelihood of the outputs.
+        noise: Noise head, or ``None``.
+        spread: Factor of the shrinkage.
+        moments: Type of moments of predictions.
+        score: Mean log density of held-out rows.
+        taken: Number of steps.
+    """
     weights = torch.cat([(w / len(m.stack)).expand(len(m.stack)) for w, m in zip(by_kind, members, strict=True)])
     return Trained(members, weights, likelihood, noise, spread, moments, _REACH, score, taken)
 
 
 def _best_moments(members: list[Member], rows: Rows, likelihood: Likelihood) -> type[Moments]:
-    """Exact moments, unless diagonal ones predict the held-out rows better; it matters for random networks only."""
+    """Return the type of moments for predictions: exact ones, unless diagonal ones have a higher held-out score.
+
+    Only networks with random layers are compared. Exact moments are preferred up to a difference of 0.01 nats per row.
+    """
     random = [member for member in members if is_random(member.stack.architecture)]
     if not random:
         return FactoredMoments
@@ -292,12 +341,13 @@ def _best_moments(members: list[Member], rows: Rows, likelihood: Likelihood) -> 
 
 
 def _outputs(stack: Stack, x: Tensor, moments: type[Moments]) -> Moments | Tensor:
+    """Return the outputs ``(networks, rows, outputs)`` for features ``(networks, rows, n)``."""
     outputs: Moments | Tensor = stack(moments.certain(x) if is_random(stack.architecture) else x)
     return outputs
 
 
 def _held_out(member: Member, X: Tensor, moments: type[Moments]) -> Tensor:
-    """Mean outputs for every row by the network that has not seen it, ``(rows, outputs)``."""
+    """Return the mean outputs for each row of the network from which it is held out, ``(rows, outputs)``."""
     parts = []
     with torch.no_grad():
         for at in torch.split(member.rows_left_out.held, _HELD_AT_ONCE, dim=1):
@@ -307,7 +357,7 @@ def _held_out(member: Member, X: Tensor, moments: type[Moments]) -> Tensor:
 
 
 def _densities(member: Member, rows: Rows, likelihood: Likelihood, moments: type[Moments]) -> Tensor:
-    """Log density of every row under the network that has not seen it, ``(rows,)``."""
+    """Return the log density of each target under the network from which its row is held out, ``(rows,)``."""
     parts = []
     with torch.no_grad():
         for at in torch.split(member.rows_left_out.held, _HELD_AT_ONCE, dim=1):

@@ -1,4 +1,4 @@
-"""How much each kind of networks counts, and how wide their mixture is: fitted to rows they have not seen."""
+"""Estimation of the weights of the kinds, and of spread and tails of their mixture, from held-out predictions."""
 
 from __future__ import annotations
 
@@ -15,27 +15,32 @@ from torch import Tensor
 Array = NDArray[np.float64]
 
 _EM_STEPS = 500
-_LOWEST_LOG_DENSITY = -1e4  # of a row; keeps the weights finite
-_LARGEST_TAIL = 0.6  # share of wide errors
-_WIDTHS = 1.2, 6.0  # of wide errors, least and largest
-_PRIOR_MEAN = 0.0, 0.0, -2.1, -0.75, 0.0  # of the width in unbounded numbers: 6.6 % of wide errors, 2.7 times as wide
+_LOWEST_LOG_DENSITY = -1e4  # lower bound of the log density of a row, which keeps the weights finite
+_LARGEST_TAIL = 0.6  # largest share of the wide component
+_WIDTHS = 1.2, 6.0  # smallest and largest relative width of the wide component
+# Gaussian prior of the five unbounded parameters. Its mean is a wide component of share 6.6 % and relative width 2.7.
+_PRIOR_MEAN = 0.0, 0.0, -2.1, -0.75, 0.0
 _PRIOR_STDDEV = 2.0, 1.6, 2.0, 1.0, 0.7
-_STARTS = (-2.1, -0.75, 0.0), (0.0, -0.75, 0.7), (0.0, -0.75, -0.7)  # share, width and offset
+_STARTS = (-2.1, -0.75, 0.0), (0.0, -0.75, 0.7), (0.0, -0.75, -0.7)  # initial share, width and offset
 
 
 def mean_weights(means: Array, y: Array, row_weights: Array) -> Array:
-    r"""Weights on the simplex whose average of the kinds has the smallest smooth absolute error on held-out rows.
+    r"""Return the weights of the kinds that minimise a smooth absolute error of the averaged means.
 
     .. math:: \min_a \sum_i c_i \sqrt{r_i^2 + \delta^2} / \delta + |a|^2, \qquad r = y - \sum_m w_m f_m, \qquad
-        w = \operatorname{softmax}(a)
+        w = \operatorname{softmax}(a),
 
-    The penalty is worth one row and keeps kinds that are equally good equal. The absolute error, not its square: one
-    kind that fails on one row must not decide.
+    with the median absolute residual :math:`\delta` of the equally weighted average. The penalty counts as much as
+    about one row, and gives equal weights to kinds that are equally good. The absolute error limits the influence of a
+    single row on which one kind fails.
 
     Args:
-        means: Means of each kind for every row, ``(kinds, rows)``, by a network that has not seen it.
-        y: Targets ``(rows,)``.
-        row_weights: c, ``(rows,)``, of mean one.
+        means: Means f of each kind for each row, by the network from which the row is held out, ``(kinds, rows)``.
+        y: Targets, ``(rows,)``.
+        row_weights: Weights c of the rows, ``(rows,)``, with mean one.
+
+    Returns:
+        The weights w, ``(kinds,)``, positive and summing to one.
     """
     kinds, rows = means.shape
     delta = float(np.median(np.abs(y - means.mean(0)))) + 1e-6
@@ -51,14 +56,16 @@ def mean_weights(means: Array, y: Array, row_weights: Array) -> Array:
 
 
 class Width(NamedTuple):
-    """How wide the mixture of the networks is, and its shape.
+    """Spread of the networks, and scale and tails of the noise.
 
-    Args:
-        spread: Factor c by which networks are moved towards their average.
+    The tails are those of :class:`mpgelu.likelihoods.HeavyTailedGaussian`.
+
+    Attributes:
+        spread: Factor c of the shrinkage of the means towards their average; see :class:`Ensemble`.
         scale: Factor of the noise variance.
-        tail_share: Share of wide errors.
-        tail_width: How many times as wide they are.
-        tail_offset: How far they lie to one side, see :class:`mpgelu.likelihoods.HeavyTailedGaussian`.
+        tail_share: Share of the wide component of the noise.
+        tail_width: Standard deviation of the wide component relative to the other.
+        tail_offset: Offset of the wide component in standard deviations of the noise.
     """
 
     spread: float
@@ -69,23 +76,33 @@ class Width(NamedTuple):
 
 
 def background(rows: int) -> tuple[float, float]:
-    """Share and variance of errors that nothing explains, in the target's scale: about one row of the table."""
+    """Return share and variance of the background component of the noise, in units of the scaled target.
+
+    Its share is about that of one row, so that a single outlier has a bounded influence.
+    """
     return 1 / (rows + 50), 0.1
 
 
 def fit_width(means: Array, log_variance: Array, y: Array, weights: Array, row_weights: Array) -> tuple[Width, float]:
-    """The width whose mixture of the kinds has the largest held-out likelihood, and the mean log density of the rows.
+    r"""Return spread, scale and tails that maximise the likelihood of held-out rows, and their mean log density.
 
-    The :func:`background` has its part, so that one absurd row does not decide. A weak prior, worth about one row,
-    keeps five numbers from being fitted to few rows. The search starts from few wide errors, and from many to either
-    side: targets that are often zero, or bounded, have such residuals.
+    With the average mean :math:`\mu`, the residuals :math:`e_k = y - \mu - c\, (f_k - \mu)` of the kinds, and the
+    scaled noise variance :math:`s^2`, the density of a row is
+
+    .. math:: \sum_k w_k \Big[ u\, N\big(e_k;\ -\tfrac{t}{u} o s,\ s^2\big) + t\, N\big(e_k;\ o s,\ (\omega s)^2\big)
+        + b\, N\big(e_k;\ 0,\ s^2 + 0.1\big) \Big], \qquad u = 1 - t - b,
+
+    with share t, width :math:`\omega` and offset o of the wide component, and share b of the :func:`background`. A
+    Gaussian prior that counts as about one row regularises the five parameters. L-BFGS starts from a small symmetric
+    wide component and from large ones with either sign of the offset, because targets that are often zero, or bounded,
+    have such residuals; the best of the three local optima is returned.
 
     Args:
-        means: As in :func:`mean_weights`.
-        log_variance: Log-variance of the noise, from a head that has not seen the row, ``(rows,)``.
-        y: Targets ``(rows,)``.
-        weights: Weights of the kinds.
-        row_weights: Weights of the rows, of mean one.
+        means: Means f as in :func:`mean_weights`, ``(kinds, rows)``.
+        log_variance: Log-variance of the noise by the network of the head from which the row is held out, ``(rows,)``.
+        y: Targets, ``(rows,)``.
+        weights: Weights w of the kinds, ``(kinds,)``.
+        row_weights: Weights of the rows, with mean one, ``(rows,)``.
     """
     average = weights @ means
     errors, apart = torch.as_tensor(y - average), torch.as_tensor(means - average)
@@ -120,7 +137,7 @@ def fit_width(means: Array, log_variance: Array, y: Array, weights: Array, row_w
 
 
 def _bounded(p: Tensor) -> tuple[Tensor, ...]:
-    """Spread, scale, share, width and offset from five unbounded numbers."""
+    """Return spread, scale, share, width and offset within their bounds, from five unbounded numbers."""
     lowest, highest = _WIDTHS
     return (
         torch.sigmoid(p[0]),
@@ -132,15 +149,18 @@ def _bounded(p: Tensor) -> tuple[Tensor, ...]:
 
 
 def _log_normal(error: Tensor, variance: Tensor) -> Tensor:
+    """Return the log density of a Gaussian with mean zero."""
     return -0.5 * (torch.log(2 * math.pi * variance) + error * error / variance)
 
 
 def stacking_weights(log_densities: Tensor, row_weights: Tensor) -> tuple[Tensor, float]:
-    r"""The weights :math:`w` on the simplex that maximise :math:`\sum_i c_i \log \sum_k w_k p_k(y_i)`, by EM.
+    r"""Return the weights of a mixture that maximise the log-likelihood of held-out rows, by 500 steps of EM.
+
+    .. math:: \max_w \sum_i c_i \log \sum_k w_k\, p_k(y_i), \qquad w_k \ge 0, \quad \sum_k w_k = 1
 
     Args:
-        log_densities: Log density of each row under each candidate, trained without it, ``(rows, candidates)``.
-        row_weights: c, ``(rows,)``.
+        log_densities: Log density of each row under each candidate that was trained without it, ``(rows, candidates)``.
+        row_weights: Weights c of the rows, ``(rows,)``.
 
     Returns:
         The weights ``(candidates,)`` and the mean log density of their mixture.

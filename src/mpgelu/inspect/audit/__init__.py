@@ -1,4 +1,4 @@
-"""Are the propagated moments right? An audit of a network against sampling of itself, layer by layer."""
+"""Audit of propagated moments against Monte-Carlo samples of the same random network, layer by layer."""
 
 from mpgelu.inspect.audit.auditing import verify
 from mpgelu.inspect.audit.findings import Audit, LayerAudit

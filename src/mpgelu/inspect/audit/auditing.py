@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from mpgelu.inspect.audit.findings import Audit, LayerAudit
 from mpgelu.inspect.audit.inputs import InputAudit, audit_inputs
 from mpgelu.inspect.audit.samples import Samples, Source, draw
 from mpgelu.inspect.audit.tally import Tally
-from mpgelu.moments import FactoredMoments, Moments
+from mpgelu.moments import FactoredMoments, Moments, moments_of
 from mpgelu.networks import Parts, is_random, parts_of
 
 _DRAWS = 20_000
@@ -26,10 +27,10 @@ _AT_ONCE = 256  # draws, to which a larger chunk than the fastest is due: moment
 
 
 def verify(
-    network: Any,
-    x: Any,
+    model: Any,
+    X: Any,
     *,
-    moments: Callable[[Tensor], Moments] | None = None,
+    moments: type[Moments] | Callable[[Tensor], Moments] | None = None,
     draws: int | None = None,
     tolerance: float = 0.01,
     seed: int = 0,
@@ -54,11 +55,11 @@ def verify(
     for MP-GELU, whose keep-probabilities depend on the variance of the inputs.
 
     Args:
-        network: A network of layers of this library, possibly converted; or a fitted estimator, table model or
+        model: A network of layers of this library, possibly converted; or a fitted estimator, table model or
             ensemble, whose layers are named with the number of the network, as in ``3:0``.
-        x: Inputs, ``(rows, features)``: a tensor, or raw features in any form for an estimator. A dozen rows suffice.
-        moments: Function from inputs to moments, for example ``DiagonalMoments.certain`` to measure the cost of
-            dropped correlations; by default exact moments, or those that an estimator predicts with.
+        X: Inputs, ``(rows, features)``: a tensor, or raw features in any form for an estimator. A dozen rows suffice.
+        moments: Type of moments, or function from inputs to moments, for example ``DiagonalMoments`` to measure the
+            cost of dropped correlations; by default exact moments, or those that an estimator predicts with.
         draws: Samples per row, by default 20,000.
         tolerance: Error allowed in addition to sampling error, in standard deviations of the units.
         seed: Seed of the sampling.
@@ -78,41 +79,56 @@ def verify(
         >>> audit.passed
         True
     """
-    if not isinstance(network, nn.Module) or isinstance(network, Ensemble):
-        parts = parts_of(network, "verify")
-        audit = _verify_members(parts, x, moments, draws, tolerance, seed, networks)
-        return audit if input_std is None else replace(audit, inputs=_model_inputs(parts, x, input_std, audit, seed))
-    moments, draws = moments or FactoredMoments.certain, _DRAWS if draws is None else draws
+    if not isinstance(model, nn.Module) or isinstance(model, Ensemble):
+        parts = parts_of(model, "verify")
+        audit = _verify_members(parts, X, moments, draws, tolerance, seed, networks)
+        return audit if input_std is None else replace(audit, inputs=_model_inputs(parts, X, input_std, audit, seed))
+    draws = _DRAWS if draws is None else draws
     if draws < 100:
         raise InputError(f"verify: draws must be at least 100, got {draws}")
-    start = moments(x)
+    start = moments_of(moments or FactoredMoments)(X)
     if len(start.batch_shape) != 1:
         raise InputError(
-            f"verify: x must have shape (rows, features), got {tuple(x.shape)}; for inputs of more dimensions use "
+            f"verify: X must have shape (rows, features), got {tuple(X.shape)}; for inputs of more dimensions use "
             "moments=lambda x: DiagonalMoments.certain(x, event_dims=x.dim() - 1)"
         )
-    source = Source(seed, x.device, draws)
+    source = Source(seed, X.device, draws)
+    tallies = _tallied(model, start, draws, source)
+    layers = tuple(tally.result(name, tolerance, source) for name, tally in tallies.items())
+    audit = Audit(layers, draws, len(X), tolerance)
+    return audit if input_std is None else replace(audit, inputs=_network_inputs(model, start, input_std, audit, seed))
+
+
+def _tallied(network: nn.Module, start: Moments, draws: int, source: Source) -> dict[str, Tally]:
+    """Return the running sums of all layers of a network, in the order of their execution.
+
+    A first pass with one draw counts the layers with masks, which the importance weights depend on. A module that is
+    called several times has one tally for each call.
+
+    Args:
+        network: The network.
+        start: Moments of its inputs, ``(rows, *event)``.
+        draws: Number of samples of each row.
+        source: Source of the random numbers.
+    """
     tallies: dict[str, Tally] = {}
-    calls: dict[str, int] = {}  # a module may be used several times
+    calls: dict[str, int] = {}
 
-    def record(name: str, module: nn.Module) -> Callable[[nn.Module, object, object], None]:
-        def hook(module: nn.Module, _: object, output: object) -> None:
-            if isinstance(output, Samples):
-                calls[name] = calls.get(name, 0) + 1
-                key = name if calls[name] == 1 else f"{name} ({calls[name]})"
-                if key not in tallies:
-                    tallies[key] = Tally(type(module).__name__, output.moments)
-                tallies[key].add(output)
-
-        return hook
+    def record(name: str, module: nn.Module, _: object, output: object) -> None:
+        if isinstance(output, Samples):
+            calls[name] = calls.get(name, 0) + 1
+            key = name if calls[name] == 1 else f"{name} ({calls[name]})"
+            if key not in tallies:
+                tallies[key] = Tally(type(module).__name__, output.moments)
+            tallies[key].add(output)
 
     with torch.no_grad():
-        network(draw(start, 1, source))  # to count the layers with masks
+        network(draw(start, 1, source))
     source.layers = source.done
     leaves = [(name, module) for name, module in network.named_modules() if not list(module.children())]
-    hooks = [module.register_forward_hook(record(name, module)) for name, module in leaves]
+    hooks = [module.register_forward_hook(partial(record, name)) for name, module in leaves]
     widest = max([start.event_shape.numel(), *(max(p.shape) for p in network.parameters() if p.dim() > 1)])
-    chunk = _draws_at_a_time(widest * len(x))
+    chunk = _draws_at_a_time(widest * len(start.mean))
     try:
         with torch.no_grad():
             for first in range(0, draws, chunk):
@@ -122,11 +138,7 @@ def verify(
     finally:
         for handle in hooks:
             handle.remove()
-    layers = tuple(tally.result(name, tolerance, source) for name, tally in tallies.items())
-    audit = Audit(layers, draws, len(x), tolerance)
-    return (
-        audit if input_std is None else replace(audit, inputs=_network_inputs(network, start, input_std, audit, seed))
-    )
+    return tallies
 
 
 def _network_inputs(network: nn.Module, start: Moments, input_std: ArrayLike, audit: Audit, seed: int) -> InputAudit:
@@ -171,7 +183,7 @@ def _draws_at_a_time(size: int) -> int:
 def _verify_members(
     parts: Parts,
     X: Any,
-    moments: Callable[[Tensor], Moments] | None,
+    moments: type[Moments] | Callable[[Tensor], Moments] | None,
     draws: int | None,
     tolerance: float,
     seed: int,
@@ -180,7 +192,7 @@ def _verify_members(
     """Audit the networks of an ensemble with the largest weights, and join the results."""
     if networks < 1:
         raise InputError(f"verify: networks must be at least 1, got {networks}")
-    start = moments or parts.moments.certain
+    start = moments or parts.moments
     x = parts.scaled("verify", X)
     order = parts.weights.argsort(descending=True, stable=True).tolist()
     heaviest = [place for place in order if is_random(parts.networks[place])][:networks]  # others have no moments

@@ -13,7 +13,7 @@ ALLOWED = 0.05  # standard deviations in a mean, and relative in a standard devi
 _FALSE_ALARM = 1e-3  # probability that a right prediction fails, over all that is compared together
 _AT_ONCE = 2048  # inputs
 
-Moments = tuple[Tensor, Tensor]
+MeanAndVariance = tuple[Tensor, Tensor]  # (rows, units) each
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class InputAudit:
 
 
 def audit_inputs(
-    stated: Moments,
-    predict: Callable[[Tensor], Moments],
+    stated: MeanAndVariance,
+    predict: Callable[[Tensor], MeanAndVariance],
     x: Tensor,
     input_std: Tensor,
     *,

@@ -110,7 +110,7 @@ class MCDropout(nn.Module):
 
 
 class SharedMasks(nn.Module):
-    """The same sample moments in their fastest form: one mask per draw for all rows, all draws as batched products.
+    """Sample moments in their fastest form: one mask per draw for all rows, all draws as batched products.
 
     Masks multiply the weights, in fresh draws at every call, so that no row draws random numbers and the first layer of
     all draws is one matrix product. Sample moments of a row are as good as with masks of its own; only the errors of

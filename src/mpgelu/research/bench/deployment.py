@@ -67,7 +67,7 @@ def _export(networks: Sequence[torch.nn.Module], moments: type[Moments], levels:
 
 
 def _deterministic(networks: Sequence[torch.nn.Module]) -> bytes:
-    """The same networks with ReLU in place of every mask and moment, their outputs averaged."""
+    """Deterministic networks of the same shape, with ReLU and without moments, whose outputs are averaged."""
     from mpgelu.export.graph import Graph
 
     graph = Graph()

@@ -60,7 +60,7 @@ class _Counting(TorchDispatchMode):
 
 
 def special_functions(function: Callable[[], object]) -> dict[str, int]:
-    """How many values of each special function a call evaluates, counted as it runs."""
+    """Return the number of values of each special function that a call evaluates, counted during the call."""
     with _Counting() as mode:
         function()
     return dict(sorted(mode.counts.items()))

@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
 from mpgelu import native
-from mpgelu.research.bench.feature_errors import by_set
 from mpgelu.research.bench.sections import Rows
 from mpgelu.storage.files import write_atomically, write_between
 
@@ -94,7 +93,7 @@ _INFERENCE_TARGETS: tuple[tuple[str, tuple[str, int], tuple[str, int], float, bo
 
 
 def environment(threads: int) -> dict[str, str]:
-    """What the numbers depend on."""
+    """Return the conditions of the measurement: processor, versions, threads."""
     return {
         "processor": _processor(),
         "threads": str(threads),
@@ -161,7 +160,7 @@ def write(results: Results, folder: Path) -> None:
     """Write ``bench.json``, ``bench.md`` and a figure of each section."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(results, folder / "bench.json")
-    page = ["# Benchmarks", "", _where(results), ""]
+    page = ["# Benchmarks", "", where(results), ""]
     sections = {"targets": targets(results), "what size costs": costs(results.get("growth", [])), **results}
     for name, rows in sections.items():
         if name != "apart" and isinstance(rows, list) and rows:
@@ -187,10 +186,10 @@ def merged(results: Results, folder: Path) -> Results:
 
 
 def costs(rows: Rows) -> Rows:
-    """How many times longer an exact prediction takes at the largest size of each axis than at another size.
+    """Return the ratio of the times of exact predictions at the largest size of each axis and at another size.
 
     Args:
-        rows: Of the section growth.
+        rows: Rows of the section growth.
     """
     table: Rows = []
     for axis in dict.fromkeys(row["axis"] for row in rows):
@@ -214,25 +213,11 @@ def update_readme(results: Results, readme: Path) -> None:
     ms = {(row["method"], row["width"]): row["ms"] for row in results["inference"]}
     rows = [{"milliseconds": name} | {f"n = {width}": ms.get((name, width), "-") for width in widths} for name in names]
     rows_told = f"{results['rows']} rows, {results['features']} features, two hidden layers of n units, float32. "
-    write_between(readme, "bench", f"{rows_told}{_where(results)}\n\n{markdown(rows)}")
+    write_between(readme, "bench", f"{rows_told}{where(results)}\n\n{markdown(rows)}")
 
 
-def update_docs(results: Results, page: Path) -> None:
-    """Replace the tables between a page's marks ``feature-errors`` or ``workers`` by the measured ones."""
-    text = page.read_text(encoding="utf-8")
-    if "<!-- workers:start -->" in text and "workers" in results:
-        write_between(page, "workers", f"{_where(results)}\n\n{markdown(results['workers'])}")
-        return
-    rows = results["feature-errors"]
-    told = (
-        f"Models of split 0 with {rows[0]['steps']} steps and else the defaults, the first {rows[0]['rows']} test "
-        f"rows, {rows[0]['draws']:,} random inputs for each, errors of all features at once. Largest difference "
-        "(average; largest standard error of the random inputs):"
-    )
-    write_between(page, "feature-errors", f"{told}\n\n{markdown(by_set(rows))}")
-
-
-def _where(results: Results) -> str:
+def where(results: Results) -> str:
+    """On what, with how many threads and how often it was measured."""
     environment = results["environment"]
     apart = f" Measured in runs of their own: {', '.join(results['apart'])}." if results.get("apart") else ""
     return (

@@ -47,7 +47,7 @@ METHODS: tuple[tuple[str, Nonlinearity, Kind], ...] = (
 
 @dataclass(frozen=True)
 class Settings:
-    """How long to measure.
+    """The amount of measuring.
 
     Args:
         rounds: turns of every function.

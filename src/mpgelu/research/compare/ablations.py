@@ -30,7 +30,7 @@ def without_dropout(features: int, kind: Kind, outputs: int) -> nn.Module:
 
 def with_relu(features: int, kind: Kind, outputs: int) -> nn.Module:
     """The default's networks with ReLU between their layers, and so with ReLU's moments where there is dropout."""
-    return network(features, kind.hidden, outputs, nonlinearity=ReLU, rate=kind.rate, embedding=kind.sigma)
+    return network(features, kind.hidden, outputs, nonlinearity=ReLU, rate=kind.rate, sigma=kind.sigma)
 
 
 _ONE_KIND: dict[str, Any] = {"sigma": 0.4, "brief": False}
@@ -53,7 +53,7 @@ class OneNetwork:
     The noise and its width are learned from rows that each network alone has not seen, so they are those of one.
 
     Args:
-        seed: Of the estimator.
+        seed: Seed of the estimator.
     """
 
     def __init__(self, seed: int) -> None:
@@ -79,7 +79,7 @@ class SameSizeEnsemble:
     Scored as the mixture.
 
     Args:
-        seed: Of weights, batches and held-out rows.
+        seed: Seed of weights, batches and held-out rows.
     """
 
     def __init__(self, seed: int) -> None:

@@ -19,24 +19,40 @@ _PATIENCE = 50
 _LEARNING_RATE = 0.05  # on five sets, splits 0-2, level with xgboost's default of 0.3: 8 % better to 8 % worse
 
 
-class XGBoostDistribution:
-    """At most 500 rounds of natural gradient boosting with xgboost, stopped after ten without gain.
+class _XGBoost:
+    """Boosting with the interface of xgboost, stopped early by held-out rows.
 
     Args:
-        seed: Of the model and the held-out rows.
+        seed: Seed of the model and of the held-out rows.
     """
+
+    model: Any
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
+    def make(self, **options: Any) -> Any:
+        """Return the untrained model with the given options of xgboost."""
+        raise NotImplementedError
+
     def fit(self, X: Rows, y: Rows) -> None:
-        """Boost mean and logarithm of the standard deviation."""
+        """Train the model."""
+        train, test = held_out(len(y), self.seed)
+        self.model = self.make(n_jobs=1, random_state=self.seed)
+        self.model.fit(X[train], y[train], eval_set=[(X[test], y[test])], verbose=False)
+
+
+class XGBoostDistribution(_XGBoost):
+    """Natural gradient boosting of mean and logarithm of the standard deviation with xgboost.
+
+    There are at most 500 rounds; training stops after ten without an improvement.
+    """
+
+    def make(self, **options: Any) -> Any:
+        """Return the untrained model with the given options of xgboost."""
         from xgboost_distribution import XGBDistribution
 
-        train, test = held_out(len(y), self.seed)
-        options: dict[str, Any] = {"early_stopping_rounds": 10, "n_jobs": 1, "random_state": self.seed}
-        self.model = XGBDistribution(distribution="normal", n_estimators=500, **options)
-        self.model.fit(X[train], y[train], eval_set=[(X[test], y[test])], verbose=False)
+        return XGBDistribution(distribution="normal", n_estimators=500, early_stopping_rounds=10, **options)
 
     def predict_distribution(self, X: Rows) -> Predictive:
         """A Gaussian for each row."""
@@ -48,7 +64,7 @@ class CatBoost:
     """At most 1000 trees of catboost for mean and variance, stopped after fifty without gain.
 
     Args:
-        seed: Of the model and the held-out rows.
+        seed: Seed of the model and the held-out rows.
     """
 
     loss = "RMSEWithUncertainty"
@@ -72,10 +88,10 @@ class CatBoost:
 
 
 class CatBoostPoint(CatBoost):
-    """The same trees for the mean alone.
+    """At most 1000 trees of catboost for the mean, stopped after fifty without an improvement.
 
     Args:
-        seed: Of the model and the held-out rows.
+        seed: Seed of the model and the held-out rows.
     """
 
     loss = "RMSE"
@@ -85,24 +101,18 @@ class CatBoostPoint(CatBoost):
         return Points(torch.tensor(self.model.predict(X, thread_count=1), dtype=torch.float64))
 
 
-class XGBoostPoint:
-    """At most 1000 trees of xgboost for the mean, learning rate 0.05, stopped after fifty without gain.
+class XGBoostPoint(_XGBoost):
+    """Boosting of the squared error with xgboost, with a learning rate of 0.05.
 
-    Args:
-        seed: Of the model and the held-out rows.
+    There are at most 1000 trees; training stops after fifty without an improvement.
     """
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def fit(self, X: Rows, y: Rows) -> None:
-        """Boost the squared error."""
+    def make(self, **options: Any) -> Any:
+        """Return the untrained model with the given options of xgboost."""
         from xgboost import XGBRegressor
 
-        train, test = held_out(len(y), self.seed)
-        options: dict[str, Any] = {"early_stopping_rounds": _PATIENCE, "n_jobs": 1, "random_state": self.seed}
-        self.model = XGBRegressor(n_estimators=_MOST_TREES, learning_rate=_LEARNING_RATE, **options)
-        self.model.fit(X[train], y[train], eval_set=[(X[test], y[test])], verbose=False)
+        stop = {"n_estimators": _MOST_TREES, "early_stopping_rounds": _PATIENCE}
+        return XGBRegressor(learning_rate=_LEARNING_RATE, **stop, **options)
 
     def predict_distribution(self, X: Rows) -> Points:
         """A mean for each row."""
@@ -113,7 +123,7 @@ class NGBoost:
     """500 rounds of natural gradient boosting with ngboost, its default.
 
     Args:
-        seed: Of the model.
+        seed: Seed of the model.
     """
 
     def __init__(self, seed: int) -> None:

@@ -16,10 +16,10 @@ class Compact:
     """The default estimator, and one network that learns from it; timed apart.
 
     Args:
-        seed: Of the estimator and of the distillation.
+        seed: Seed of the estimator and of the distillation.
 
     Attributes:
-        record: What goes into the record beside the scores: processor seconds of the two parts of ``fit``.
+        record: Additional entries of the record: processor seconds of the two parts of ``fit``.
         brought: The estimator that it learned from, and the seconds of that fit, under the name of the default.
     """
 

@@ -34,7 +34,7 @@ class Table:
 
     Args:
         heading: Above it.
-        column: Of the summary.
+        column: Column of the summary.
         form: Format of a number; empty for three digits.
         target: The best value: infinity, minus infinity or one between; none is best if this is NaN.
         spread: Column of the standard error beside the number, if any.

@@ -24,7 +24,7 @@ _METRICS = {"crps": "CRPS", "rmse": "RMSE"}
 
 
 def places(frame: pd.DataFrame, metric: str, rows: tuple[float, float]) -> pd.DataFrame:
-    """Where each method stands, over the data sets with a number of rows in an interval.
+    """Return mean relative scores and times of the methods over data sets whose number of rows is in an interval.
 
     Args:
         frame: Records, as from `Store.frame`.

@@ -26,14 +26,14 @@ _EVERY_SCORE = SCORES[Predictive]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a method enters the comparison.
+    """A method of the comparison.
 
     Args:
         title: Name in tables and figures.
         build: The method for a data set and a seed.
         module: Module that must be importable.
         package: The name that `pip` knows the module by; its version goes into the records.
-        gives: What it predicts; scores that this does not allow are dashes in the tables.
+        gives: Form of its predictions; scores that this does not allow are dashes in the tables.
         matched: Score the Gaussian with the mean and variance of the method's mixture, where that is customary.
         ours: Whether it is our estimator with settings meant for use.
         part_of_ours: Whether it is our estimator without one of its parts, see `ablations`.
@@ -64,7 +64,7 @@ class Recipe:
         return f"{self.title} skipped: MPGELURegressor has no argument {', '.join(sorted(lacking))}" if lacking else ""
 
     def lacks(self, score: str) -> bool:
-        """Whether the method cannot have this score by its kind."""
+        """Return whether the form of the predictions does not allow this score."""
         return score in _EVERY_SCORE and score not in SCORES[self.gives]
 
     def versions(self) -> dict[str, str]:

@@ -40,7 +40,7 @@ class DeepEnsemble:
 
     Args:
         hidden: Units of the hidden layer, or of each.
-        seed: Of weights, batches and held-out rows.
+        seed: Seed of weights, batches and held-out rows.
         members: Number of networks.
         budget: Batch size and steps; `None` for those of all neural peers.
     """
@@ -81,7 +81,7 @@ class MCDropout:
 
     Args:
         hidden: Units of the hidden layer.
-        seed: Of weights, batches and held-out rows.
+        seed: Seed of weights, batches and held-out rows.
     """
 
     def __init__(self, hidden: int, seed: int) -> None:
@@ -131,7 +131,7 @@ class LaplaceKron:
 
     Args:
         hidden: Units of the hidden layer.
-        seed: Of weights and batches.
+        seed: Seed of weights and batches.
     """
 
     def __init__(self, hidden: int, seed: int) -> None:

@@ -70,7 +70,7 @@ class Quantiles:
         return Quantiles(self.values * scale + shift)
 
     def double(self) -> Quantiles:
-        """The same quantiles in float64."""
+        """Return the quantiles in float64."""
         return Quantiles(self.values.double())
 
     def __getitem__(self, rows: Tensor) -> Quantiles:
@@ -93,7 +93,7 @@ class Points:
         return Points(self.mean * scale + shift)
 
     def double(self) -> Points:
-        """The same predictions in float64."""
+        """Return the predictions in float64."""
         return Points(self.mean.double())
 
     def __getitem__(self, rows: Tensor) -> Points:

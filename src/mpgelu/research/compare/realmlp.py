@@ -23,7 +23,7 @@ class RealMLP:
     one model; the fold each model did not see if there are several, whose quantiles are averaged.
 
     Args:
-        seed: Of weights, batches and held-out rows.
+        seed: Seed of weights, batches and held-out rows.
         folds: 1 for one model, else a model for each fold.
     """
 
@@ -45,7 +45,7 @@ class RealMLP:
             self.model.fit(X, y)
 
     def _predict(self, X: Rows) -> Tensor:
-        """What the model returns, (rows, outputs)."""
+        """Return the outputs of the model, (rows, outputs)."""
         with _quiet():
             predicted = np.asarray(self.model.predict(X), dtype=np.float64)
         return torch.from_numpy(predicted.reshape(len(X), -1))
@@ -59,7 +59,7 @@ class RealMLPPoint(RealMLP):
     """RealMLP as its authors meant it for regression, trained on the squared error: a mean for each row.
 
     Args:
-        seed: Of weights, batches and held-out rows.
+        seed: Seed of weights, batches and held-out rows.
         folds: 1 for one model, else a model for each fold, whose means are averaged.
     """
 

@@ -229,7 +229,7 @@ def _repeats(dataset: Dataset, split: Split) -> NDArray[np.bool_]:
 
 
 def _double(predicted: Predicted) -> Predicted:
-    """The same predictions in float64, so that scores add no rounding."""
+    """Return the predictions in float64, so that scores add no rounding error."""
     if not isinstance(predicted, Predictive):
         return predicted.double()
     return Predictive(**{field.name: getattr(predicted, field.name).double() for field in fields(predicted)})
@@ -298,7 +298,7 @@ class _Clock:
         return self.words()
 
     def words(self) -> str:
-        """How many tasks are done and how long the others may take; nothing is known before the first."""
+        """Return the number of finished tasks and, after the first one, an estimate of the remaining time."""
         done = f"{self.total - len(self.left)} of {self.total} done"
         if not self.durations:
             return done

@@ -17,7 +17,7 @@ def markdown_table(comparison: pd.DataFrame, outputs: int, covariance: str) -> s
     """One of the paper's tables in Markdown; a cell reads "ours (paper's; difference in standard errors)".
 
     Args:
-        comparison: From `compare`.
+        comparison: The result of `compare`.
         outputs: 2 or 1.
         covariance: "full" or "diagonal".
 
@@ -58,7 +58,7 @@ def latex_table(comparison: pd.DataFrame, outputs: int, covariance: str) -> str:
     Each data set takes three lines: ours, the paper's, and their difference in combined standard errors (z).
 
     Args:
-        comparison: From `compare`.
+        comparison: The result of `compare`.
         outputs: 2 or 1.
         covariance: "full" or "diagonal".
 
@@ -179,7 +179,7 @@ def _splits_and_rate(row: pd.Series) -> str:
 
 
 def _caption(rows: pd.DataFrame) -> str:
-    """What the table shows, and what it lacks of the paper's protocol."""
+    """Return a caption of the table that states in which respects its runs are less than the protocol of the paper."""
     done = rows[rows["splits"] > 0]
     sources = done.dropna(subset="source").drop_duplicates("source").sort_values("source")
     partial = rows_of(done[done["splits"] < done["published"]])

@@ -46,7 +46,7 @@ def overview(comparison: pd.DataFrame) -> str:
     outputs. Both are taken over the pairs of cells in which both networks have a finite number.
 
     Args:
-        comparison: From `compare`.
+        comparison: The result of `compare`.
 
     Returns:
         Four sections with a heading each.
@@ -77,7 +77,7 @@ def same_splits(repeated: pd.DataFrame) -> str:
     """Say in Markdown how lenient combined standard errors are, and what a stricter comparison finds.
 
     Args:
-        repeated: From `repeats`.
+        repeated: The result of `repeats`.
 
     Returns:
         A section with the cells that differ from the paper by more than training again on the same splits would.
@@ -183,7 +183,7 @@ def verdict(paired: pd.DataFrame, question: str) -> str:
     Comparisons on fewer than the published splits are left out, unless there are no others.
 
     Args:
-        paired: From `paired_test`.
+        paired: The result of `paired_test`.
         question: `NOT_CHANCE`, against both ReLU networks, or `FIRST_LAYER`, against both that begin with GELU.
 
     Returns:
@@ -213,7 +213,7 @@ def verdict(paired: pd.DataFrame, question: str) -> str:
 
 
 def _counts(rows: pd.DataFrame, against: str) -> str:
-    """How often each is shown better, and the median difference."""
+    """Return how often each of the two is significantly better, and the median difference."""
     if not len(rows):
         return ""
     parts = []

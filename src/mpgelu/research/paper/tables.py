@@ -84,7 +84,7 @@ def counted(frame: pd.DataFrame, kind: str, seed: int | None = None) -> pd.DataF
     Args:
         frame: Records, as from `Store.frame`.
         kind: "test" or "validation".
-        seed: Of which seed; None takes all.
+        seed: Seed whose records are used; None for all.
 
     Raises:
         InputError: The records lack a field.
@@ -144,7 +144,7 @@ def compare(summary: pd.DataFrame) -> pd.DataFrame:
     we have fewer than two splits, hence no standard error, and false where our metric is not finite.
 
     Args:
-        summary: From `summarise`.
+        summary: The result of `summarise`.
 
     Returns:
         One row per cell of the paper, in its order, `splits` 0 where we have nothing and `published` the number of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from mpgelu.likelihoods import HeteroscedasticGaussian
 from mpgelu.moments import FactoredMoments
 from mpgelu.networks import Nonlinearity, paper_network
 from mpgelu.predictive import Predictive
-from mpgelu.storage.files import write_atomically
+from mpgelu.storage.files import write_atomically, write_between
 from mpgelu.training import fit
 
 TITLES: dict[Nonlinearity, str] = {"relu": "ReLU", "mpgelu": "MP-GELU"}
@@ -32,7 +32,7 @@ _ORANGE, _BLUE, _GREY = "#d95f02", "#1f4e79", "#555555"
 
 @dataclass(frozen=True, eq=False)
 class ToyResult:
-    """What one network predicts on a grid over [-1, 1], and the data it was trained on."""
+    """Predictions of one network on a grid over [-1, 1], and its training data."""
 
     nonlinearity: Nonlinearity
     x: Tensor
@@ -112,6 +112,23 @@ def write_summary(results: Sequence[ToyResult], path: Path) -> None:
     """The numbers of the figure as JSON."""
     numbers = {result.nonlinearity: result.summary() for result in results}
     write_atomically(path, json.dumps(numbers, indent=2) + "\n")
+
+
+def update_docs(numbers: Mapping[str, Mapping[str, float]], page: Path) -> None:
+    """Replace the table between the marks ``toy`` of a page.
+
+    Args:
+        numbers: The numbers that :func:`write_summary` writes: for each network its :meth:`ToyResult.summary`.
+        page: A page with the marks.
+    """
+    lines = ["| network | standard deviation inside | outside | epistemic share of the variance inside | outside |"]
+    lines.append("|" + "---|" * 5)
+    for nonlinearity, title in TITLES.items():
+        found = numbers[nonlinearity]
+        sizes = [f"{found[f'stddev_{place}']:.2f}" for place in ("inside", "outside")]
+        shares = [f"{found[f'epistemic_share_{place}']:.1%}" for place in ("inside", "outside")]
+        lines.append(f"| {' | '.join([title, *sizes, *shares])} |")
+    write_between(page, "toy", "\n".join(lines))
 
 
 def _draw_bands(axes: Axes, result: ToyResult) -> None:

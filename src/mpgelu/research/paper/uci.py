@@ -58,7 +58,7 @@ class Cell:
 
     @property
     def is_full_relu(self) -> bool:
-        """Whether this is the network whose covariance is expensive."""
+        """Whether the cell is a ReLU network with full covariance, the most expensive kind."""
         return self.nonlinearity in ("relu", "relu_input") and self.covariance == "full"
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much of the full protocol to run on each data set; ``None`` means every published split.
+    """The part of the full protocol that is run on each data set; ``None`` stands for every published split.
 
     Args:
         splits: test splits.
@@ -87,7 +87,7 @@ class Effort:
     rate: float | None = None
 
     def borrows(self, cell: Cell) -> bool:
-        """Whether the cell takes its rate from the diagonal setting."""
+        """Return whether the cell uses the dropout rate that was found with diagonal covariance."""
         return self.rate is None and self.borrow_rate and cell.is_full_relu
 
     def grid(self, cell: Cell, available: int) -> int:
@@ -141,7 +141,7 @@ def run_cell(cell: Cell, effort: Effort, store: Store, data: str | None = None) 
 
 
 def models_left(cell: Cell, effort: Effort, done: set[tuple[object, ...]], available: int) -> int:
-    """How many models of a cell are still to be trained, as far as can be known before its grid search ends.
+    """Return the number of models of a cell that are not yet trained, as far as it is known before the grid search.
 
     Args:
         cell: what to run.

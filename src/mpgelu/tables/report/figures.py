@@ -20,7 +20,7 @@ from mpgelu.tables.evaluation import Evaluation, compact, shown
 from mpgelu.tables.report.groups import Group
 
 INK, GREY, BLUE, ORANGE, RED = "#26323d", "#8a97a3", "#2a6fb0", "#dd8a2e", "#c8402f"
-_WIDTH, _HEIGHT = 4.9, 3.6  # inches: the letters stay readable when a phone shrinks them to its width
+_WIDTH, _HEIGHT = 4.9, 3.6  # inches; the text stays readable at the width of a phone
 _MOST_DOTS = 300
 _STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -39,10 +39,10 @@ _STYLE: dict[Any, Any] = {
     "ytick.major.size": 0,
     "legend.frameon": False,
     "legend.fontsize": 9,
-    "svg.fonttype": "none",  # letters stay letters: small, sharp, and found by a search
-    "svg.hashsalt": "mpgelu",  # the same report twice is the same file
+    "svg.fonttype": "none",  # text instead of paths: smaller, and searchable
+    "svg.hashsalt": "mpgelu",  # makes the file reproducible
     "axes.formatter.useoffset": False,
-    "text.parse_math": False,  # a dollar in the name of a column is a dollar
+    "text.parse_math": False,  # names of columns may contain dollar signs
 }
 
 Array = NDArray[np.float64]
@@ -66,7 +66,13 @@ class Picture:
 
 
 def predicted_and_actual(evaluation: Evaluation, target: str, level: float) -> Picture:
-    """Draw predicted against actual values, with the interval of each row."""
+    """Draw predicted against actual values, with the interval of each row.
+
+    Args:
+        evaluation: Evaluation of the test rows; at most 300 of them are drawn.
+        target: Name of the target.
+        level: Probability of the intervals.
+    """
     rows = _sample(len(evaluation.actual))
     actual, mean = evaluation.actual[rows], evaluation.mean[rows]
     lower, upper, inside = evaluation.lower[rows], evaluation.upper[rows], evaluation.inside[rows]
@@ -121,7 +127,13 @@ def calibration(evaluation: Evaluation, calibrated: Array | None) -> Picture:
 
 
 def ranks(evaluation: Evaluation) -> Picture:
-    """Draw a histogram of the probability integral transform of the actual values."""
+    """Draw a histogram of the probability integral transform F(y) of the actual values.
+
+    F is the predictive distribution function of a row. The transform is uniform if the model is calibrated.
+
+    Args:
+        evaluation: Evaluation of the test rows.
+    """
     bins = 20 if len(evaluation.pit) >= 400 else 10
     counts, edges = np.histogram(evaluation.pit, bins, (0, 1))
     shares = 100 * counts / len(evaluation.pit)
@@ -144,7 +156,12 @@ def ranks(evaluation: Evaluation) -> Picture:
 
 
 def coverage_by_width(evaluation: Evaluation, level: float) -> Picture:
-    """Draw the observed coverage in groups of rows, from the narrowest intervals to the widest."""
+    """Draw the observed coverage in groups of rows, from the narrowest intervals to the widest.
+
+    Args:
+        evaluation: Evaluation of the test rows, in up to eight groups of equal size.
+        level: Probability of the intervals.
+    """
     width = evaluation.upper - evaluation.lower
     groups = np.array_split(np.argsort(width), max(1, min(8, len(width) // 25)))
     observed = np.array([evaluation.inside[rows].mean() for rows in groups])
@@ -195,7 +212,12 @@ def least_sure(groups: Sequence[Group]) -> Picture:
 
 
 def parts(evaluation: Evaluation, target: str) -> Picture:
-    """Draw the epistemic and the aleatoric standard deviation against the predicted value."""
+    """Draw the epistemic and the aleatoric standard deviation against the predicted value.
+
+    Args:
+        evaluation: Evaluation of the test rows, in up to 15 groups by their predicted value.
+        target: Name of the target.
+    """
     groups = np.array_split(np.argsort(evaluation.mean), max(1, min(15, len(evaluation.mean) // 15)))
     place = np.array([evaluation.mean[rows].mean() for rows in groups])
     kinds = (("epistemic", evaluation.epistemic_std, BLUE), ("aleatoric", evaluation.aleatoric_std, ORANGE))
@@ -252,6 +274,12 @@ def _percent(share: float) -> str:
 
 @dataclass
 class _Drawn:
+    """The finished image.
+
+    Attributes:
+        source: The image as a data URL, empty until the drawing has ended.
+    """
+
     source: str = ""
 
 

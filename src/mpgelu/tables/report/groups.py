@@ -11,7 +11,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from mpgelu.tables.cells import Cells
-from mpgelu.tables.encoder import Numeric, TableEncoder
+from mpgelu.tables.columns import Numeric
+from mpgelu.tables.encoder import TableEncoder
 from mpgelu.tables.evaluation import compact
 
 _PARTS = 5
@@ -59,7 +60,7 @@ def least_sure_groups(
 
 
 def _fifths(cells: Cells) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Up to five groups of rows by their value, from the smallest to the largest, and the rows without a value."""
+    """Yield name and rows of up to five groups between quintiles of the values, and of the rows without a value."""
     values = cells.values
     if cells.missing.any():
         yield f"{cells.name} missing", cells.missing

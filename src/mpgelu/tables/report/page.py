@@ -18,7 +18,7 @@ from mpgelu.tables.report import figures
 from mpgelu.tables.report.groups import least_sure_groups
 
 _SURPRISES = 12
-_COLUMNS = 6  # of the input beside the predictions in the tables of rows
+_COLUMNS = 6  # columns of the input in the tables of rows
 _LONGEST_CELL = 24
 _MEANINGS = {
     "RMSE": "typical error; large ones count more",
@@ -142,7 +142,10 @@ def _cell(value: object) -> str:
 
 
 def _calibrated(model: TableModel, evaluation: Evaluation) -> NDArray[np.float64] | None:
-    """The observed coverage of calibrated intervals by level; undefined where a level needs more calibration rows."""
+    """Return the observed coverage of calibrated intervals at :data:`figures.LEVELS`; ``None`` without calibration.
+
+    It is NaN at levels above :math:`n / (n + 1)`, which n calibration rows cannot guarantee.
+    """
     scores = model.regressor.calibration_scores_
     if scores is None:
         return None

@@ -1,0 +1,85 @@
+"""Networks whose last layer alone is random, on known inputs: a native call for the body, two products for the head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mpgelu.layers import Beside, GaussianLinear, Linear, SiLU
+from mpgelu.moments import DiagonalMoments
+from mpgelu.native.plain import PlainNetworks, outputs
+from mpgelu.networks.plain import PlainForm, plain_form
+
+
+@dataclass(frozen=True)
+class HeadedNetworks:
+    """M networks that are sure of everything but some outputs of their head, as plain arrays.
+
+    Args:
+        body: Up to the last nonlinearity, SiLU.
+        weight: Of the head, ``(M, outputs, units)``, first of the random outputs.
+        bias: ``(M, 1, outputs)``.
+        weight_variance: Of the k random outputs, ``(M, k, units)``.
+        bias_variance: ``(M, 1, k)``.
+    """
+
+    body: PlainNetworks
+    weight: Tensor
+    bias: Tensor
+    weight_variance: Tensor
+    bias_variance: Tensor
+
+    def __call__(self, x: Tensor) -> DiagonalMoments:
+        r"""Exact moments of the outputs, which are independent of each other given a known input.
+
+        .. math:: m = W h + b, \qquad v = V_W h^2 + V_b
+
+        Args:
+            x: Known inputs ``(M, rows, n)``, float32.
+        """
+        units = F.silu(outputs(self.body, x), inplace=True)
+        mean = torch.baddbmm(self.bias, units, self.weight.mT)
+        variance = torch.baddbmm(self.bias_variance, units.square_(), self.weight_variance.mT)
+        return DiagonalMoments(mean, F.pad(variance, (0, mean.shape[-1] - variance.shape[-1])))
+
+
+@dataclass(frozen=True)
+class HeadedForm:
+    """Where a network of this kind keeps its parameters.
+
+    Args:
+        body: Up to the last nonlinearity.
+        head: Name of the head, random outputs beside known ones.
+    """
+
+    body: PlainForm
+    head: str
+
+    def arrays(self, state: Mapping[str, Tensor]) -> HeadedNetworks:
+        """The parameters of M networks.
+
+        Args:
+            state: Parameters by their names in the network, each ``(M, ...)``.
+        """
+        held = {name: tensor.detach() for name, tensor in state.items()}
+        weight, bias = (torch.cat([held[f"{self.head}.{i}.{part}"] for i in (0, 1)], 1) for part in ("weight", "bias"))
+        of_weight, of_bias = (held[f"{self.head}.0.log_{part}_variance"].exp() for part in ("weight", "bias"))
+        return HeadedNetworks(self.body.arrays(held), weight, bias.unsqueeze(1), of_weight, of_bias.unsqueeze(1))
+
+
+def headed_form(network: nn.Module) -> HeadedForm | None:
+    """The form of a network as :func:`mpgelu.estimators.pupil.compact_network` makes it; ``None`` for any other one."""
+    if type(network) is not nn.Sequential or len(network) < 3:
+        return None
+    *layers, between, head = network.children()
+    parts = list(head.children())
+    if type(between) is not SiLU or type(head) is not Beside or [*map(type, parts)] != [GaussianLinear, Linear]:
+        return None
+    body = plain_form(nn.Sequential(*layers))
+    biased = all(part.bias is not None for part in parts if isinstance(part, nn.Linear))
+    alike = body is not None and (body.nonlinearity == "silu" or len(body.linear) == 1)
+    return HeadedForm(body, str(len(network) - 1)) if body is not None and alike and biased else None
