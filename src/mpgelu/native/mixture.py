@@ -10,16 +10,17 @@ from torch import Tensor
 from mpgelu.native import run, size_of_array
 from mpgelu.native.threads import run_all, spans
 
-_WORTH_A_THREAD = 100_000  # components times levels
+_WORTH_A_THREAD = 100_000  # components times levels per thread from which on a thread pays off
 
 
 def mixture_quantiles(
     means: Tensor, variances: Tensor, weights: Tensor, mean: Tensor, stddev: Tensor, q: Tensor, standard: Tensor
 ) -> Tensor:
-    """The y at which each mixture's cdf is q, to rounding, ``(rows, levels)``; NaN where it was not found.
+    """Return the quantiles of Gaussian mixtures to rounding, ``(rows, levels)``; NaN for those that were not found.
 
-    That is where a row is not finite, and among components so narrow that a cdf is almost a step. All tensors are
-    float64 on the CPU. A row's quantiles have the same bits whatever the other rows are.
+    Quantiles are not found for rows with values that are not finite, and between components so narrow that the cdf is
+    almost a step. All tensors are float64 on the CPU. The quantiles of a row are bit-identical for any other rows in
+    the batch.
 
     Args:
         means: Means of the components, ``(rows, K)``.
