@@ -10,7 +10,8 @@
  *   full       dense covariance matrices of ReLU networks
  *
  * Each of the last three has a forward and a backward function of one signature, compiled once for every instruction
- * set (KERNEL names them), and functions that return the numbers of floats that it keeps and needs as a workspace. All arrays are contiguous:
+ * set (KERNEL names them), and functions that return the numbers of floats that it keeps and needs as a workspace. All
+ * arrays are contiguous:
  *
  *   widths       (layers + 1), features before the first layer and after each
  *   x_*          (models, rows, widths[0]), mean and variance of independent inputs
