@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -15,6 +16,7 @@ from mpgelu import MPGELURegressor, native
 from mpgelu.estimators.fast import FastEnsemble
 from mpgelu.estimators.gaussian_process import GaussianProcess
 from mpgelu.likelihoods import HeavyTailedGaussian
+from mpgelu.networks import Stack
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="needs the compiled kernels")
 
@@ -78,6 +80,33 @@ def test_networks_without_a_kernel_are_left_to_torch() -> None:
     model = fitted(network=tanh)
     assert FastEnsemble.of(model.ensemble_) is None
     assert np.isfinite(model.predict(X)).all()
+
+
+def stack_for(features: int, outputs: int) -> Stack:
+    return Stack([nn.Sequential(mp.Linear(features, 4), mp.layers.SiLU(), mp.Linear(4, outputs))] * 2)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda ensemble: ensemble.stacks.__setitem__(0, stack_for(2, 2)),
+        lambda ensemble: ensemble.stacks.__setitem__(0, stack_for(3, 1)),
+        lambda ensemble: setattr(ensemble.noise, "networks", stack_for(5, 1)),
+        lambda ensemble: setattr(ensemble.noise, "center", torch.zeros(5)),
+    ],
+)
+def test_parts_that_do_not_fit_are_never_given_to_kernels(part: Callable[[Any], None]) -> None:
+    """Such as a forged file may hold: torch finds out, where kernels would read beyond their arrays."""
+    ensemble = fitted(brief=False, folds=2).ensemble_
+    assert FastEnsemble.of(ensemble) is not None
+    part(ensemble)
+    assert FastEnsemble.of(ensemble) is None
+
+
+def test_rows_of_another_width_are_never_given_to_kernels(model: MPGELURegressor) -> None:
+    for features in (2, 4):
+        with pytest.raises(RuntimeError, match="size of tensor"):
+            model.ensemble_(torch.zeros(5, features).double())
 
 
 def test_gradients_flow_where_they_are_wanted(model: MPGELURegressor) -> None:

@@ -18,6 +18,17 @@ typedef void plain_kernel(int64_t, int64_t, int64_t, const int64_t *, int64_t, i
 typedef void process_kernel(int64_t, int64_t, int64_t, const double *, const double *, const double *, const double *,
                             const double *, const double *, const double *, double *, float *);
 typedef int64_t process_size(int64_t, int64_t);
+typedef void quantile_kernel(int64_t, int64_t, int64_t, int64_t, const double *, const double *, const double *,
+                             const double *, const double *, const double *, const double *, double *, float *);
+typedef void features_kernel(int64_t, int64_t, const double *, const double *, const double *, const double *,
+                             const double *, const double *, double *, float *);
+typedef void told_kernel(int64_t, int64_t, int64_t, int64_t, const int64_t *, const float *, const float *, const float *,
+                         const float *, const float *, const float *, float *);
+typedef void noise_kernel(int64_t, int64_t, int64_t, int64_t, const int64_t *, const float *, const float *,
+                          const float *, const float *, float *);
+typedef void mixture_kernel(int64_t, int64_t, int64_t, const double *, const double *, const double *, const double *,
+                            const double *, const double *, double *, double *, double *, double *, double *,
+                            const float *);
 
 struct kernel {
     const char *name, *variant;
@@ -32,10 +43,15 @@ struct kernel {
     extern backward_kernel kernel##_backward_##variant;                                                                \
     extern size_function kernel##_workspace_##variant, kernel##_kept_##variant;
 #define DECLARE_PREDICTING(variant)                                                                                    \
-    extern plain_kernel plain_forward_##variant;                                                                       \
+    extern plain_kernel plain_forward_##variant, plain_single_##variant;                                               \
     extern size_function plain_workspace_##variant;                                                                    \
     extern process_kernel process_forward_##variant;                                                                   \
-    extern process_size process_workspace_##variant;
+    extern process_size process_workspace_##variant, mixture_workspace_##variant;                                      \
+    extern quantile_kernel mixture_quantiles_##variant;                                                                \
+    extern features_kernel ensemble_features_##variant;                                                                \
+    extern told_kernel ensemble_told_##variant;                                                                        \
+    extern noise_kernel ensemble_noise_##variant;                                                                      \
+    extern mixture_kernel ensemble_mixture_##variant;
 #define ENTRY(kernel, variant, covariance, first, last)                                                                \
     {#kernel,         #variant, kernel##_forward_##variant, kernel##_backward_##variant, kernel##_workspace_##variant,  \
      kernel##_kept_##variant, covariance, first, last},
@@ -61,15 +77,21 @@ static const struct kernel kernels[] = {
 /* The kernels that predict: one variant of each. */
 struct predicting {
     const char *variant;
-    plain_kernel *plain;
+    plain_kernel *plain, *single;
     size_function *plain_workspace;
     process_kernel *process;
-    process_size *process_workspace;
+    process_size *process_workspace, *mixture_workspace;
+    quantile_kernel *quantiles;
+    features_kernel *features;
+    told_kernel *told;
+    noise_kernel *noise;
+    mixture_kernel *mixture;
 };
 
 #define PREDICTING(variant)                                                                                            \
-    {#variant, plain_forward_##variant, plain_workspace_##variant, process_forward_##variant,                          \
-     process_workspace_##variant},
+    {#variant, plain_forward_##variant, plain_single_##variant, plain_workspace_##variant, process_forward_##variant,  \
+     process_workspace_##variant, mixture_workspace_##variant, mixture_quantiles_##variant,                            \
+     ensemble_features_##variant, ensemble_told_##variant, ensemble_noise_##variant, ensemble_mixture_##variant},
 
 static const struct predicting predicting[] = {
     PREDICTING(baseline)
@@ -123,6 +145,10 @@ static void run_plain(const struct predicting *k, int wild) {
     float *room = numbers(k->plain_workspace(rows, layers, widths), 0, 0);
     k->plain(models, rows, layers, widths, whole(SILU, RELU), features, cosines, shared ? 0 : rows * features, x,
              parameters, y, room);
+    free(room);
+    room = numbers(k->plain_workspace(1, layers, widths), 0, 0);
+    k->single(models, 1, layers, widths, whole(SILU, RELU), features, cosines, shared ? 0 : features, x, parameters, y,
+              room);
     free(x), free(parameters), free(y), free(room);
 }
 
@@ -146,6 +172,39 @@ static void run_process(const struct predicting *k, int wild) {
     free(room);
 }
 
+static void run_quantiles(const struct predicting *k, int wild) {
+    int64_t rows = whole(1, 20), count = whole(1, 70), levels = whole(1, 3), shared = whole(0, 1);
+    int64_t counts[] = {rows * count, rows * count, shared ? count : rows * count, rows, rows, levels, levels};
+    double *arrays[7], *roots = doubles(rows * levels, 0);
+    for (int i = 0; i < 7; i++) arrays[i] = doubles(counts[i], wild);
+    for (int64_t i = 0; i < rows * count; i++) arrays[1][i] = fabs(arrays[1][i]);
+    float *room = numbers(k->mixture_workspace(count, levels), 0, 0);
+    k->quantiles(rows, count, levels, shared ? 0 : count, arrays[0], arrays[1], arrays[2], arrays[3], arrays[4],
+                 arrays[5], arrays[6], roots, room);
+    for (int i = 0; i < 7; i++) free(arrays[i]);
+    free(roots), free(room);
+}
+
+static void run_ensemble(const struct predicting *k, int wild) {
+    int64_t rows = whole(1, 20), n = whole(1, 9), kinds = whole(1, 3), folds = whole(1, 4), heads = whole(1, 3);
+    int64_t networks = whole(1, 9), errors = whole(1, 3), groups[12];
+    for (int64_t i = 0; i < kinds * folds; i++) groups[i] = whole(0, networks - 1);
+    int64_t counts[] = {rows * n, n, n, n, n, 3, rows, networks, 5, errors, errors * rows, errors * rows,
+                        rows * networks * errors, rows * networks * errors, rows, rows, rows};
+    double *d[17];
+    for (int i = 0; i < 17; i++) d[i] = doubles(counts[i], wild);
+    int64_t floats[] = {rows * n, networks * rows * 3, kinds, n + 3, n + 3, 6, folds * rows * (n + 3),
+                        heads * folds * rows, 6, rows};
+    float *f[10];
+    for (int i = 0; i < 10; i++) f[i] = numbers(floats[i], 0, wild);
+    k->features(rows, n, d[0], d[1], d[2], d[3], d[4], d[5], d[6], f[0]);
+    k->told(rows, n, kinds, folds, groups, f[0], f[1], f[2], f[3], f[4], f[5], f[6]);
+    k->noise(rows, kinds, folds, heads, groups, f[7], f[1], f[2], f[8], f[9]);
+    k->mixture(rows, networks, errors, d[7], d[8], d[6], d[9], d[10], d[11], d[12], d[13], d[14], d[15], d[16], f[1]);
+    for (int i = 0; i < 17; i++) free(d[i]);
+    for (int i = 0; i < 10; i++) free(f[i]);
+}
+
 static int can_run(const char *variant) {
     const char *best = kernels_variant();
     if (strcmp(variant, "avx512") == 0) return strcmp(best, "avx512") == 0;
@@ -162,8 +221,9 @@ int main(int count, char **arguments) {
     for (size_t i = 0; i < sizeof predicting / sizeof *predicting; i++) {
         if (!can_run(predicting[i].variant)) continue;
         for (int round = 0; round < rounds; round++)
-            run_plain(&predicting[i], round % 2), run_process(&predicting[i], round % 2);
-        printf("plain, process %s: %d shapes each\n", predicting[i].variant, rounds);
+            run_plain(&predicting[i], round % 2), run_process(&predicting[i], round % 2),
+                run_quantiles(&predicting[i], round % 2), run_ensemble(&predicting[i], round % 2);
+        printf("plain, process, mixture, ensemble %s: %d shapes each\n", predicting[i].variant, rounds);
     }
     return 0;
 }

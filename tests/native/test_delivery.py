@@ -133,4 +133,4 @@ def test_variants_agree(nonlinearity: Any, kind: Any, monkeypatch: pytest.Monkey
 
 def test_wrong_kind_of_tensor() -> None:
     with pytest.raises(TypeError, match=r"takes contiguous float32 on the CPU, got torch\.DoubleTensor"):
-        native.run("diagonal_forward", (), (torch.ones(2).double(),), ())
+        native.run("diagonal_forward", (), (torch.ones(2).double(),))

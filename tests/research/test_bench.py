@@ -108,6 +108,11 @@ def test_smoke_run_writes_everything(tmp_path: Path) -> None:
     assert all(time > 0 for time in predicted.values())
     for row in results["threads"]:
         assert row["times faster"] == pytest.approx(row["seconds, 1 threads"] / row["seconds, 2 threads"])
+    for row in results["kernels"]:
+        assert row["times faster"] == pytest.approx(row["torch only, ms"] / row["ms"])
+    (memory,) = results["memory"]
+    assert memory["before, MB"] > 50
+    assert min(memory["fit adds, MB"], memory["100 intervals add, MB"]) >= 0
     without, with_estimator = results["imports"]
     assert with_estimator["over the first"] == pytest.approx(with_estimator["seconds"] / without["seconds"])
     assert "| 0.05: mean, in standard deviations | " in docs.read_text()

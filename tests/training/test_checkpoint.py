@@ -178,6 +178,22 @@ def test_a_state_that_lacks_a_part_is_refused(tmp_path: Path) -> None:
         run(path)
 
 
+@pytest.mark.parametrize("part", ["network", "trainer", "best", "order", "random", "history"])
+@pytest.mark.parametrize("value", ["bogus", 3, [None], {"items": []}])
+def test_a_state_with_another_part_is_refused_in_words(part: str, value: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run.checkpoint"
+    broken(path)
+    arrays, about = read_arrays(path, "training checkpoint")
+    about["state"]["items"] = [[key, value if key == part else held] for key, held in about["state"]["items"]]
+    write_arrays(path, "training checkpoint", arrays, about)
+    if (part, value) == ("best", {"items": []}):
+        return  # nothing was best yet
+    with pytest.raises(
+        DataError, match=r"run.checkpoint (holds a state that cannot be taken up|is not a) .* delete it"
+    ):
+        run(path)
+
+
 def test_a_folder_and_a_state_that_no_file_can_keep(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="it is a folder; give the name of a file in it"):
         run(tmp_path)

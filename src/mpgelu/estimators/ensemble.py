@@ -139,7 +139,9 @@ class Ensemble(nn.Module):
 
         It requires a noise head, float64 features, visible values, compiled kernels, and that no gradient is needed.
         """
-        if self.noise is None or x.dtype != torch.float64 or x.dim() != 2 or not values_are_visible(x):
+        if self.noise is None or x.dtype != torch.float64 or x.shape[1:] != self.scaling.center.shape:
+            return None
+        if not x.is_cpu or not values_are_visible(x):
             return None
         parts = (self, self.scaling, self.noise, self.noise.networks, *self.stacks)
         held = [t for part in parts for t in (*part._parameters.values(), *part._buffers.values()) if t is not None]

@@ -1,14 +1,15 @@
 """An ensemble prepared for prediction: the numbers of :class:`Ensemble` to rounding, with little work around them.
 
-Networks of one shape run by one kernel, whatever stack they are in, and everything between kernels is done by numpy on
-a few arrays: for one row, the calls of torch would take most of the time.
+Networks of one shape run by one kernel, whatever stack they are in, and kernels do what is around networks, too: calls
+of torch would take most of the time of one row.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,13 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mpgelu import native
 from mpgelu.estimators.gaussian_process import GaussianProcess
 from mpgelu.estimators.noise import LEAST_SHARE, LEAST_SPREAD, LIMIT, OWN_RANGE, STEEPEST, NoiseHead
 from mpgelu.likelihoods import NoisePart
 from mpgelu.likelihoods.outputs import LOG_VARIANCE, MEAN
 from mpgelu.moments import DiagonalMoments, FactoredMoments
 from mpgelu.native import perceptron, plain
-from mpgelu.native.process import process_mean
+from mpgelu.native.process import bound_process
 from mpgelu.networks import FeatureScale, Stack, is_random
 from mpgelu.networks.plain import plain_form
 from mpgelu.networks.scaling import FARTHEST
@@ -33,22 +35,11 @@ if TYPE_CHECKING:
     from mpgelu.estimators.ensemble import Ensemble
 
 Array = NDArray[Any]
-Outputs = Callable[[Tensor], Array]  # of some networks, (networks, rows, 2), for scaled features (rows, n)
+Call = Callable[[], object]
+# From scaled features (rows, n) and where outputs go (M, rows, 3), to calls that put those of some networks there.
+Bind = Callable[[Tensor, Array], list[Call]]
 
-
-@dataclass(frozen=True)
-class Run:
-    """Networks that one call runs.
-
-    Args:
-        places: Where they are among all networks.
-        outputs: Mean outputs.
-        variance: Whether the outputs are followed by the variances of the first of them: ``(networks, rows, 3)``.
-    """
-
-    places: slice
-    outputs: Outputs
-    variance: bool = False
+_MOST_KEPT = 1024  # rows for which arrays are kept between calls
 
 
 class FastEnsemble:
@@ -56,140 +47,137 @@ class FastEnsemble:
 
     Args:
         ensemble: It holds the parameters, of which this is made.
-        runs: All of its networks.
+        binds: All of its networks.
     """
 
-    def __init__(self, ensemble: Ensemble, runs: Sequence[Run]) -> None:
+    def __init__(self, ensemble: Ensemble, binds: Sequence[Bind]) -> None:
         assert ensemble.noise is not None
-        self.likelihood, self.runs = ensemble.likelihood, runs
+        self.likelihood, self.binds = ensemble.likelihood, binds
         self.scale, self.head = _Scale(ensemble.scaling), _Head(ensemble.noise, ensemble.each_stack())
-        self.weights: Array = (ensemble.weights.double() / ensemble.weights.double().sum()).numpy()
-        self.random = any(run.variance for run in runs)
-        self.spread = float(ensemble.spread)
-        self.target_mean, self.target_scale = float(ensemble.target_mean), float(ensemble.target_scale)
+        self.weights = ensemble.weights.double() / ensemble.weights.double().sum()
+        target = float(ensemble.target_mean), float(ensemble.target_scale)
+        self.settings = _doubles(float(ensemble.spread), *target, *ensemble.noise.range.tolist())
+        self._mixed: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}  # shares of errors, logarithms of all weights
+        self._kept = threading.local()  # of each thread: the arrays of its last call
 
     @staticmethod
     def of(ensemble: Ensemble) -> FastEnsemble | None:
-        """The prepared form of an ensemble, or ``None`` if a part of it has none."""
+        """The prepared form of an ensemble, or ``None`` if a part of it has none or does not fit the others.
+
+        Kernels do not check sizes: networks for other features, as a forged file may hold them, are left to torch.
+        """
         if ensemble.noise is None or plain_form(ensemble.noise.networks.architecture) is None:
             return None
         if ensemble.dtype != torch.float32 or not all(tensor.is_cpu for tensor in ensemble.state_dict().values()):
             return None
-        runs, start, alike = [], 0, dict[Any, list[Any]]()
+        features, head = len(ensemble.scaling.center), ensemble.noise
+        if len(head.center) != features + 3 or _ends(head.networks) != (features + 3, 1):
+            return None
+        binds, start, alike = [], 0, dict[Any, list[Any]]()
         for stack in ensemble.each_stack():
             places = slice(start, start + len(stack))
             start = places.stop
+            if _ends(stack) != (features, 2):
+                return None
             if (form := plain_form(stack.architecture)) is not None:
                 shapes = tuple(p.shape[1:] for p in stack.parameters())
                 alike.setdefault((form, shapes), []).append((places, form.arrays(stack.state()[0])))
-            elif (run := _run_of(stack, places, ensemble.moment_type)) is not None:
-                runs.append(run)
+            elif (bind := _bind_of(stack, places, ensemble.moment_type)) is not None:
+                binds.append(bind)
             else:
                 return None
-        return FastEnsemble(ensemble, [*(_joined(parts) for parts in alike.values()), *runs])
+        return FastEnsemble(ensemble, [*(_joined(parts) for parts in alike.values()), *binds])
 
     def __call__(self, x: Tensor) -> Predictive | None:
         """Distribution of the target for raw features ``(rows, n)`` in float64; ``None`` if the noise is no mixture."""
-        scaled, limited = self.scale(x.numpy())
-        z = torch.from_numpy(limited)
-        outputs = np.empty((len(self.weights), len(x), 3 if self.random else 2), np.float32)
-        if self.random:
-            outputs[..., 2] = 0
-        for run in self.runs:
-            outputs[run.places, :, : 3 if run.variance else 2] = run.outputs(z)
-        means, noise = self.head(limited, outputs)
-        gaussians = self.likelihood.gaussians(torch.from_numpy(np.log(noise)), True)
-        if gaussians is None:
-            return None
-        errors = _Errors.of(gaussians)
-        return self._mixture(means, outputs[..., 2] if self.random else None, errors, self.scale.beyond(scaled))
+        session = self._session(x.shape[0])
+        session(x)
+        gaussians = self.likelihood.gaussians(session.log_variance, True)
+        return None if gaussians is None else self._mixture(session.outputs, gaussians, session.beyond)
 
-    def _mixture(self, means: Array, variances: Array | None, errors: _Errors, beyond: Array) -> Predictive:
+    def _session(self, rows: int) -> _Session:
+        kept: _Session | None = getattr(self._kept, "session", None)
+        if kept is not None and kept.x.shape[0] == rows:
+            return kept
+        made = _Session(self, rows)
+        if rows <= _MOST_KEPT:
+            self._kept.session = made
+        return made
+
+    def _mixture(self, outputs: Tensor, gaussians: Sequence[NoisePart], beyond: Tensor) -> Predictive:
         """The mixture of all networks and kinds of errors, in the unit of the target.
 
         Args:
-            means: ``(M, rows)``.
-            variances: ``(M, rows)``; ``None`` where all means are known.
-            errors: Kinds of errors.
+            outputs: Of the networks, ``(M, rows, 3)``.
+            gaussians: Kinds of errors.
             beyond: Variance from lying outside the training data, ``(rows,)``.
         """
-        unit = self.target_scale**2
-        means = means.T.astype(np.float64)  # (rows, M)
-        average = means @ self.weights
-        means = means + (1 - self.spread) * (average[:, None] - means)
-        mean = means @ self.weights
-        between = np.square(means - mean[:, None])
-        known = beyond[:, None] if variances is None else variances.T + beyond[:, None]
-        epistemic = (between if variances is None else between + variances.T) @ self.weights + beyond
-        each = (known[:, :, None] + errors.variances.T[:, None].astype(np.float64)) * unit  # (rows, M or 1, S)
-        rows, count = means.shape
-        repeated = np.repeat(each, count // each.shape[1], 1)
-        if errors.offsets is None:
-            centers = np.repeat(means, len(errors.shares), 1)
-        else:
-            centers = (means[:, :, None] + errors.offsets.T[:, None]).reshape(rows, -1)
-        numbers = (
-            centers * self.target_scale + self.target_mean,
-            repeated.reshape(rows, -1),
-            np.log(np.outer(self.weights, errors.shares)).ravel(),
-            mean * self.target_scale + self.target_mean,
-            epistemic * unit,
-            errors.expected_squares() * unit,
-        )
-        return Predictive(*map(torch.from_numpy, numbers))
+        (networks, rows, _), errors = outputs.shape, len(gaussians)
+        shares, log_weights = self._weights(tuple(part.share for part in gaussians))
+        variances = torch.stack([part.log_variance for part in gaussians]).double().exp_()  # (errors, rows)
+        moved = [torch.zeros_like(beyond) if part.offset is None else part.offset.double() for part in gaussians]
+        given = (self.weights, self.settings, beyond, shares, variances, torch.stack(moved))
+        means, mixed = (beyond.new_empty(rows, networks * errors) for _ in range(2))
+        summary = [beyond.new_empty(rows) for _ in range(3)]
+        arrays = (*given, means, mixed, *summary, outputs)
+        native.run("ensemble_mixture", (rows, networks, errors), arrays, doubles=11)
+        return Predictive(means, mixed, log_weights.clone(), *summary)
+
+    def _weights(self, shares: tuple[float, ...]) -> tuple[Tensor, Tensor]:
+        """Shares of errors, and the logarithms of the weights of all components."""
+        if shares not in self._mixed:
+            held = _doubles(*shares)
+            self._mixed[shares] = held, torch.outer(self.weights, held).log_().flatten()
+        return self._mixed[shares]
 
 
-@dataclass(frozen=True)
-class _Errors:
-    """Kinds of errors around the mean of a network.
+class _Session:
+    """Everything up to the noise for a number of rows: calls of kernels on arrays that are used again and again.
 
     Args:
-        shares: ``(S,)``, summing to one.
-        variances: ``(S, rows)``.
-        offsets: ``(S, rows)``, of mean zero; ``None`` where all are zero.
+        fast: What is computed.
+        rows: For how many rows.
     """
 
-    shares: Array
-    variances: Array
-    offsets: Array | None
+    def __init__(self, fast: FastEnsemble, rows: int) -> None:
+        self.x = fast.settings.new_empty(rows, fast.scale.features)
+        self.beyond, limited = self.x.new_empty(rows), torch.empty_like(self.x, dtype=torch.float32)
+        outputs = np.zeros((fast.weights.shape[0], rows, 3), np.float32)
+        self.outputs, self.log_variance = torch.from_numpy(outputs), limited.new_empty(rows)
+        self.calls: list[Call] = [fast.scale.bound(self.x, self.beyond, limited)]
+        for bind in fast.binds:
+            self.calls += bind(limited, outputs)
+        self.calls += fast.head.bound(limited, self.outputs, self.log_variance)
 
-    @staticmethod
-    def of(gaussians: Sequence[NoisePart]) -> _Errors:
-        shares, log_variances, offsets = zip(*gaussians, strict=True)
-        centred = all(offset is None for offset in offsets)
-        moved = None if centred else np.stack([offset.numpy() for offset in offsets])
-        return _Errors(np.array(shares), np.exp([each.numpy() for each in log_variances]), moved)
-
-    def expected_squares(self) -> Array:
-        """Variance of the noise, ``(rows,)``."""
-        squares = self.variances if self.offsets is None else self.variances + np.square(self.offsets)
-        return np.asarray(self.shares @ squares)
+    def __call__(self, x: Tensor) -> None:
+        """Fill the arrays for features ``(rows, n)``."""
+        self.x.copy_(x)
+        for call in self.calls:
+            call()
 
 
 class _Scale:
-    """:class:`FeatureScale` by numpy."""
+    """:class:`FeatureScale` by one call."""
 
     def __init__(self, scaling: FeatureScale) -> None:
         arrays = (scaling.center, scaling.scale, scaling.lower, scaling.upper)
-        self.center, self.scale, self.lower, self.upper = (tensor.double().numpy() for tensor in arrays)
-        self.limit, self.reach = float(scaling.limit), float(scaling.reach)
+        settings = _doubles(float(scaling.limit), float(scaling.reach), FARTHEST)
+        self.given = *(tensor.double().contiguous() for tensor in arrays), settings
+        self.features = scaling.center.shape[0]
 
-    def __call__(self, x: Array) -> tuple[Array, Array]:
-        """Scaled features, and the same smoothly limited, in single precision."""
-        scaled = np.clip((x - self.center) / self.scale, -FARTHEST, FARTHEST)
-        return scaled, (scaled / np.sqrt(1 + np.square(scaled / self.limit))).astype(np.float32)
+    def bound(self, x: Tensor, beyond: Tensor, limited: Tensor) -> Call:
+        """A call for features ``(rows, n)``.
 
-    def beyond(self, scaled: Array) -> Array:
-        """Variance from lying outside the training data, ``(rows,)``."""
-        distance = np.maximum(np.maximum(self.lower - scaled, scaled - self.upper), 0)
-        if not distance.any():
-            return np.zeros(len(scaled))
-        found: Array = np.square(self.reach * np.log1p(distance)).sum(-1)
-        return found
+        Args:
+            x: Features.
+            beyond: Where the variance from lying outside the training data goes, ``(rows,)``.
+            limited: Where the features go, scaled and smoothly limited, in single precision, ``(rows, n)``.
+        """
+        return native.bound("ensemble_features", tuple(x.shape), (x, *self.given, beyond, limited), doubles=7)
 
 
 class _Head:
-    """:class:`NoiseHead` by numpy."""
+    """:class:`NoiseHead` by three calls: what its networks are told, what they say, and what follows."""
 
     def __init__(self, head: NoiseHead, stacks: Sequence[Stack]) -> None:
         form = plain_form(head.networks.architecture)
@@ -197,83 +185,116 @@ class _Head:
         self.networks = form.arrays(head.networks.state()[0])
         ends, folds = np.cumsum([len(stack) for stack in stacks]), max(map(len, stacks))
         of_kind = [np.resize(np.arange(end - len(stack), end), folds) for stack, end in zip(stacks, ends, strict=True)]
-        self.groups = np.stack(of_kind)  # (kinds, folds): the networks that are taken together, one of each kind
-        self.center, self.scale, self.weights = (
-            t.float().numpy() for t in (head.center, head.scale, head.kind_weights)
-        )
-        self.log_scale, self.spread = float(head.log_scale), float(head.spread)
-        self.lowest, self.highest = head.range.tolist()
+        self.groups = native.integers(np.concatenate(of_kind).tolist())  # (kinds, folds): taken together, one of each
+        self.kinds, self.folds = len(stacks), folds
+        self.weights, *scales = (t.float().contiguous() for t in (head.kind_weights, head.center, head.scale))
+        within = head.range.tolist()
+        self.given = *scales, _floats(*within, *OWN_RANGE, LEAST_SPREAD, LIMIT)
+        self.settings = _floats(float(head.log_scale), float(head.spread), *within, STEEPEST, LEAST_SHARE)
 
-    def __call__(self, features: Array, outputs: Array) -> tuple[Array, Array]:
-        """Means in range ``(M, rows)``, and the variance of the noise ``(rows,)``; see :meth:`NoiseHead.forward`."""
-        means, own = (
-            np.clip(outputs[..., MEAN], self.lowest, self.highest),
-            np.clip(outputs[..., LOG_VARIANCE], *OWN_RANGE),
-        )
-        rows, (kinds, folds) = len(features), self.groups.shape
-        by_kind = means[self.groups.ravel()].reshape(kinds, -1)  # (kinds, folds * rows)
-        mean = self.weights @ by_kind
-        spread = np.sqrt(self.weights @ np.square(by_kind - mean))
-        z = np.empty((folds, rows, features.shape[1] + 3), np.float32)
-        z[..., :-3] = features
-        z[..., -3] = mean.reshape(folds, rows)
-        z[..., -2] = np.log(np.maximum(spread, LEAST_SPREAD)).reshape(folds, rows)
-        z[..., -1] = (self.weights @ own[self.groups.ravel()].reshape(kinds, -1)).reshape(folds, rows) / 2
-        z = ((z - self.center) / self.scale).reshape(folds * rows, -1)
-        z /= np.sqrt(1 + np.square(z / LIMIT))
-        x = torch.from_numpy(z).expand(len(self.networks.flat), -1, -1)
-        said = STEEPEST * np.tanh(plain.outputs(self.networks, x).numpy()[..., 0] / STEEPEST)
-        noise = np.exp(said.mean(0).reshape(folds, rows).mean(0) + self.log_scale)
-        if folds == 1:
-            return means, noise
-        between = np.square(self.weights) @ by_kind.reshape(kinds, folds, rows).var(1, ddof=1)
-        return means, np.maximum(noise - between * ((1 - 1 / folds) * (1 + self.spread**2)), LEAST_SHARE * noise)
+    def bound(self, features: Tensor, outputs: Tensor, log_variance: Tensor) -> list[Call]:
+        """Calls that compute the logarithm of the variance of the noise; see :meth:`NoiseHead.forward`.
+
+        Args:
+            features: ``(rows, n)``.
+            outputs: Of the networks, ``(M, rows, 3)``.
+            log_variance: Where it goes, ``(rows,)``.
+        """
+        (rows, n), heads = features.shape, self.networks.flat.shape[0]
+        told = features.new_empty(self.folds * rows, n + 3)
+        said = features.new_empty(heads, self.folds * rows, 1)
+        inputs = (features, outputs, self.weights, *self.given, told)
+        results = (said, outputs, self.weights, self.settings, log_variance)
+        return [
+            native.bound("ensemble_told", (rows, n, self.kinds, self.folds, self.groups), inputs),
+            plain.bound_networks(self.networks, told, said),
+            native.bound("ensemble_noise", (rows, self.kinds, self.folds, heads, self.groups), results),
+        ]
 
 
-def _joined(parts: Sequence[tuple[slice, plain.PlainNetworks]]) -> Run:
+def _doubles(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, device="cpu")
+
+
+def _floats(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device="cpu")
+
+
+def _ends(stack: Stack) -> tuple[int, int] | None:
+    """Features and outputs of networks of a kind that a kernel knows; ``None`` for any other."""
+    state = {name: tensor for part in stack.state() for name, tensor in part.items()}
+    if (form := plain_form(stack.architecture)) is not None:
+        arrays = form.arrays(state)
+        return arrays.features, arrays.widths[-1]
+    if (process := _process_of(stack)) is not None:
+        return process["points"].shape[1], 2
+    if (found := known_perceptron(stack.architecture)) is not None:
+        networks = arrays_of(found, state)
+        return networks.widths[0], networks.widths[-1]
+    return None
+
+
+def _joined(parts: Sequence[tuple[slice, plain.PlainNetworks]]) -> Bind:
     """Plain networks of one shape as one."""
     places, networks = zip(*parts, strict=True)
     joined = plain.PlainNetworks.joined(networks)
     consecutive = all(a.stop == b.start for a, b in itertools.pairwise(places))
     at: Any = slice(places[0].start, places[-1].stop) if consecutive else np.r_[places]
-    count = len(joined.flat)
-    return Run(at, lambda z: plain.outputs(joined, z.expand(count, -1, -1)).numpy())
+
+    def bind(z: Tensor, outputs: Array) -> list[Call]:
+        made = z.new_empty(joined.flat.shape[0], z.shape[0], 2)
+        return [plain.bound_networks(joined, z, made), _put(made, outputs, (at, slice(None), slice(2)))]
+
+    return bind
 
 
-def _run_of(stack: Stack, places: slice, moments: type[Any]) -> Run | None:
+def _bind_of(stack: Stack, places: slice, moments: type[Any]) -> Bind | None:
     """A Gaussian process, or perceptrons whose moments a kernel propagates; ``None`` for anything else."""
+    if (process := _process_of(stack)) is not None:
+        return _process(process, places)
     state = {name: tensor.detach() for part in stack.state() for name, tensor in part.items()}
-    layers = list(stack.architecture.children())
-    if len(stack) == 1 and len(layers) == 1 and isinstance(layers[0], GaussianProcess):
-        return Run(places, _process({name.removeprefix("0."): tensor[0] for name, tensor in state.items()}))
     found = known_perceptron(stack.architecture)
     if found is None or not is_random(stack.architecture):
         return None
-    networks = arrays_of(found, state)
-    if moments is DiagonalMoments:
-        return Run(places, _perceptrons(networks, perceptron.propagate), variance=True)
-    if moments is FactoredMoments and max(networks.widths[1:]) <= WIDEST:
-        return Run(places, _perceptrons(networks, perceptron.propagate_exactly), variance=True)
+    networks, exact = arrays_of(found, state), moments is FactoredMoments
+    if moments is DiagonalMoments or (exact and max(networks.widths[1:]) <= WIDEST):
+        return _perceptrons(networks, exact, places)
     return None
 
 
-def _process(state: dict[str, Tensor]) -> Outputs:
-    held = [state[name] for name in ("weight", "points", "center", "scale", "limit", "kernel")]
+def _process_of(stack: Stack) -> dict[str, Tensor] | None:
+    """The state of a Gaussian process that is alone in its stack."""
+    layers = list(stack.architecture.children())
+    if len(stack) != 1 or len(layers) != 1 or not isinstance(layers[0], GaussianProcess):
+        return None
+    return {name.removeprefix("0."): t[0].detach() for part in stack.state() for name, t in part.items()}
+
+
+def _process(state: dict[str, Tensor], places: slice) -> Bind:
+    held = [state[name].contiguous() for name in ("weight", "points", "center", "scale", "limit", "kernel")]
     log_variance = float(GaussianProcess.log_noise_variance(state["kernel"]))
 
-    def outputs(z: Tensor) -> Array:
-        found = np.empty((1, len(z), 2), np.float32)
-        found[..., MEAN], found[..., LOG_VARIANCE] = process_mean(z.double(), *held).numpy(), log_variance
-        return found
+    def bind(z: Tensor, outputs: Array) -> list[Call]:
+        outputs[places, :, LOG_VARIANCE] = log_variance
+        doubles = z.double()
+        mean = doubles.new_empty(z.shape[0])
+        call = bound_process([doubles, *held], mean)
+        return [_put(z, doubles.numpy(), ...), call, _put(mean, outputs, (places, slice(None), MEAN))]
 
-    return outputs
+    return bind
 
 
-def _perceptrons(networks: perceptron.Perceptrons, propagate: Callable[..., tuple[Tensor, Tensor]]) -> Outputs:
-    def outputs(z: Tensor) -> Array:
-        each = z.expand(len(networks.flat), *z.shape)
-        mean, spread = propagate(networks, each, torch.zeros_like(each))
-        variance = spread[..., MEAN] if spread.dim() == 3 else spread[..., MEAN, MEAN]
-        return np.concatenate([mean.numpy(), variance.unsqueeze(-1).numpy()], -1)
+def _perceptrons(networks: perceptron.Perceptrons, exact: bool, places: slice) -> Bind:
+    def bind(z: Tensor, outputs: Array) -> list[Call]:
+        each = z.new_empty(networks.flat.shape[0], *z.shape)
+        call, mean, spread = perceptron.bound_propagation(networks, exact, each, torch.zeros_like(each))
+        variance = spread[..., MEAN, MEAN] if exact else spread[..., MEAN]
+        means, variances = (places, slice(None), slice(2)), (places, slice(None), 2)
+        return [_put(z, each.numpy(), ...), call, _put(mean, outputs, means), _put(variance, outputs, variances)]
 
-    return outputs
+    return bind
+
+
+def _put(source: Tensor, target: Array, at: Any) -> Call:
+    """A call that copies numbers to some places."""
+    return partial(target.__setitem__, at, source.numpy())

@@ -232,7 +232,8 @@ class Predicting:
 
     def _checked(self, X: ArrayLike, input_std: ArrayLike | None) -> tuple[Array, Array | None]:
         """Return the validated features, float32 or float64, and their errors, ``None`` if all errors are zero."""
-        check_is_fitted(self, "ensemble_")
+        if not hasattr(self, "ensemble_"):  # the check takes longer than the networks of one row
+            check_is_fitted(self, "ensemble_")
         values = np.asarray(X if is_valid(self, X) else validate_data(self, X, reset=False, dtype=_FLOATS))
         errors = None if input_std is None else checked_errors("predict", input_std, values.shape)
         return values, None if errors is None or not errors.any() else errors
@@ -267,7 +268,10 @@ class Predicting:
         tasks = [lambda rows=rows: summary(self._distribution(values, errors, rows, nodes)) for rows in spans]
         threads = job_count(self.n_jobs) if len(tasks) > 1 else 1
         with one_thread_each():
-            return tuple(np.concatenate(parts) for parts in zip(*run_all(tasks, threads), strict=True))
+            found = run_all(tasks, threads)
+        if len(found) == 1:
+            return tuple(map(np.ascontiguousarray, found[0]))
+        return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))
 
 
 def spans_of(count: int, size: int) -> list[slice]:

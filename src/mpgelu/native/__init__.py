@@ -15,7 +15,7 @@ import os
 import shlex
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ Size = int | Integers
 
 _switched_off = False
 _warned = False
+_typed: dict[str, Any] = {}  # kernels that were called, by name
 
 
 class SlowWarning(UserWarning):
@@ -111,11 +112,14 @@ def size_of(name: str, rows: int, widths: Integers) -> int:
     return size
 
 
-def size_of_process(points: int, features: int) -> int:
-    """How many floats the kernel of a Gaussian process needs."""
-    size: int = _function(f"process_workspace_{variant()}", ctypes.c_int64)(
-        ctypes.c_int64(points), ctypes.c_int64(features)
-    )
+def size_of_array(name: str, *counts: int) -> int:
+    """How many floats a kernel needs that is not of networks.
+
+    Args:
+        name: ``"<kernel>_workspace"``.
+        *counts: What the function of ``kernels.h`` takes.
+    """
+    size: int = _function(f"{name}_{variant()}", ctypes.c_int64)(*map(ctypes.c_int64, counts))
     return size
 
 
@@ -124,27 +128,33 @@ def integers(values: Sequence[int]) -> Integers:
     return (ctypes.c_int64 * len(values))(*values)
 
 
-def run(
-    name: str, sizes: Sequence[Size], inputs: Sequence[Tensor], outputs: Sequence[Tensor], doubles: int = 0
-) -> None:
-    """Call a kernel, whose arguments are sizes, inputs and outputs in this order.
+def run(name: str, sizes: Sequence[Size], tensors: Sequence[Tensor], doubles: int = 0) -> None:
+    """Call a kernel, whose arguments are sizes and arrays in this order; see :func:`bound`."""
+    bound(name, sizes, tensors, doubles)()
+
+
+def bound(name: str, sizes: Sequence[Size], tensors: Sequence[Tensor], doubles: int = 0) -> Callable[[], None]:
+    """A kernel with its arguments, which it keeps, to be called any number of times.
 
     Args:
         name: A function of ``kernels.h``, without its variant.
         sizes: Its leading integers, or arrays of them.
-        inputs: Contiguous tensors on the CPU, of float32 but for the first ``doubles``.
-        outputs: The same, which are overwritten.
-        doubles: How many of all these tensors are of float64; they come first.
+        tensors: Contiguous tensors on the CPU, of float32 but for the first ``doubles``: what the kernel reads and what
+            it overwrites.
+        doubles: How many of the tensors are of float64.
     """
-    tensors = [*inputs, *outputs]
-    for place, tensor in enumerate(tensors):
-        wanted = torch.float64 if place < doubles else torch.float32
-        if tensor.dtype != wanted or not tensor.is_cpu or not tensor.is_contiguous():
-            came = str(wanted).removeprefix("torch.")
+    wanted = [torch.float64] * doubles + [torch.float32] * (len(tensors) - doubles)
+    for tensor, dtype in zip(tensors, wanted, strict=True):
+        if tensor.dtype != dtype or not tensor.is_cpu or not tensor.is_contiguous():
+            came = str(dtype).removeprefix("torch.")
             raise TypeError(f"run: the kernel {name} takes contiguous {came} on the CPU, got {tensor.type()}")
-    function = _function(f"{name}_{variant()}", None)
-    numbers = (ctypes.c_int64(size) if isinstance(size, int) else size for size in sizes)
-    function(*numbers, *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors))
+    function = _typed.get(name) or _with_types(name, sizes, len(tensors))
+    arguments = (*sizes, *[tensor.data_ptr() for tensor in tensors])
+
+    def call(held: object = tensors) -> None:  # the addresses are theirs
+        function(*arguments)
+
+    return call
 
 
 @cache
@@ -169,6 +179,15 @@ def keep_freed_memory() -> None:
         glibc = ctypes.CDLL("libc.so.6")
         glibc.mallopt(trim_threshold, 2**31 - 1)
         glibc.mallopt(mmap_threshold, 2**25)
+
+
+def _with_types(name: str, sizes: Sequence[Size], pointers: int) -> Any:
+    """A kernel as a function of plain integers, kept: its sizes, of which some are arrays, then addresses."""
+    function = _function(f"{name}_{variant()}", None)
+    numbers = [ctypes.c_int64 if isinstance(size, int) else ctypes.c_void_p for size in sizes]
+    function.argtypes = [*numbers, *[ctypes.c_void_p] * pointers]
+    _typed[name] = function
+    return function
 
 
 @cache

@@ -10,8 +10,10 @@
 #endif
 #define VARIANT avx512
 #include "diagonal.c"
+#include "ensemble.c"
 #include "factored.c"
 #include "full.c"
+#include "mixture.c"
 #include "plain.c"
 #include "process.c"
 #ifdef __clang__

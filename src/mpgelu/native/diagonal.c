@@ -6,6 +6,7 @@
 #include "products.h"
 
 #define BLOCK 256 /* rows, a multiple of LANES */
+#define BAND 20 /* units whose weights get their gradients together: what they need stays in the cache however wide layers are */
 
 /* One layer of one network for a block of rows; `width` is their number, padded. */
 struct diagonal {
@@ -46,22 +47,23 @@ int64_t KERNEL(diagonal_kept)(int64_t rows, int64_t layers, const int64_t *width
 
 struct diagonal_room {
     float *kept;                   /* of one block, where the caller keeps nothing */
-    float *squares;                /* of the weights of a layer */
-    vector *lanes;                 /* gradients of the weights of a layer */
+    float *squares;                /* of the weights of a layer, or their transpose */
+    vector *lanes;                 /* gradients of the weights of a band */
     float *grad_mean, *grad_variance, *grad_mean_before, *grad_variance_before; /* (widest, width) */
 };
 
 static int64_t arrange_diagonal(int64_t rows, int64_t layers, const int64_t *widths, float *workspace,
                                 struct diagonal_room *room) {
-    int64_t block = rows < BLOCK ? rows : BLOCK, widest = widths[0], largest = 0;
+    int64_t block = rows < BLOCK ? rows : BLOCK, widest = widths[0], largest = 0, broadest = 0;
     for (int64_t l = 0; l < layers; l++) {
         widest = larger(widest, widths[l + 1]);
+        broadest = larger(broadest, widths[l]);
         largest = larger(largest, widths[l] * widths[l + 1]);
     }
     struct room space = {workspace, 0};
     room->kept = take(&space, KERNEL(diagonal_kept)(block, layers, widths));
     room->squares = take(&space, largest);
-    room->lanes = take_vectors(&space, largest);
+    room->lanes = take_vectors(&space, BAND * broadest);
     room->grad_mean = take(&space, widest * PADDED(block));
     room->grad_variance = take(&space, widest * PADDED(block));
     room->grad_mean_before = take(&space, widest * PADDED(block));
@@ -173,18 +175,33 @@ FORWARD(diagonal_forward) {
 
 /* Adds the gradients of a layer's weights and biases to `by`. */
 static void weights_backward(const struct diagonal *map, const struct diagonal_room *room, float *by) {
-    int64_t before = map->before, after = map->after, width = map->width, count = after * before;
+    int64_t before = map->before, after = map->after, vectors = map->width / LANES;
     const vector *grad_mean = (const vector *)room->grad_mean, *grad_variance = (const vector *)room->grad_variance;
-    memset(room->lanes, 0, sizeof(vector) * count);
-    multiply_add_dots(after, before, width / LANES, grad_mean, (const vector *)map->mean, room->lanes);
-    for (int64_t i = 0; i < count; i++) by[i] += sum_of_lanes(room->lanes[i]);
-    memset(room->lanes, 0, sizeof(vector) * count);
-    multiply_add_dots(after, before, width / LANES, grad_variance, (const vector *)map->variance, room->lanes);
-    for (int64_t i = 0; i < count; i++) by[i] += 2 * map->weight[i] * sum_of_lanes(room->lanes[i]);
+    for (int64_t start = 0; start < after; start += BAND) {
+        int64_t units = after - start < BAND ? after - start : BAND, count = units * before;
+        const float *weight = map->weight + start * before;
+        memset(room->lanes, 0, sizeof(vector) * count);
+        multiply_add_dots(units, before, vectors, grad_mean + start * vectors, (const vector *)map->mean, room->lanes);
+        for (int64_t i = 0; i < count; i++) by[start * before + i] += sum_of_lanes(room->lanes[i]);
+        memset(room->lanes, 0, sizeof(vector) * count);
+        multiply_add_dots(units, before, vectors, grad_variance + start * vectors, (const vector *)map->variance,
+                          room->lanes);
+        for (int64_t i = 0; i < count; i++) by[start * before + i] += 2 * weight[i] * sum_of_lanes(room->lanes[i]);
+    }
     for (int64_t o = 0; o < after; o++) {
         vector sum = {0};
-        for (int64_t r = 0; r < width / LANES; r++) sum += grad_mean[o * (width / LANES) + r];
-        by[count + o] += sum_of_lanes(sum);
+        for (int64_t r = 0; r < vectors; r++) sum += grad_mean[o * vectors + r];
+        by[after * before + o] += sum_of_lanes(sum);
+    }
+}
+
+/* W^T: products with it would else read the weights of a wide layer in steps that a cache cannot hold. */
+static void transpose(const struct diagonal *map, float *restrict transposed) {
+    int64_t before = map->before, after = map->after;
+    for (int64_t start = 0; start < after; start += LANES) {
+        int64_t end = start + LANES < after ? start + LANES : after;
+        for (int64_t i = 0; i < before; i++)
+            for (int64_t o = start; o < end; o++) transposed[i * after + o] = map->weight[o * before + i];
     }
 }
 
@@ -213,9 +230,10 @@ BACKWARD(diagonal_backward) {
                 weights_backward(map, &room, by_parameters + model * size + (map->weight - maps[0].weight));
                 if (l == 0) break;
                 int64_t before = map->before, after = map->after;
-                square(map, room.squares);
-                multiply(before, width / LANES, after, map->weight, 1, before, room.grad_mean, room.grad_mean_before);
-                multiply(before, width / LANES, after, room.squares, 1, before, room.grad_variance,
+                transpose(map, room.squares);
+                multiply(before, width / LANES, after, room.squares, after, 1, room.grad_mean, room.grad_mean_before);
+                for (int64_t i = 0; i < before * after; i++) room.squares[i] *= room.squares[i];
+                multiply(before, width / LANES, after, room.squares, after, 1, room.grad_variance,
                          room.grad_variance_before);
                 activate_diagonal_backward(map - 1, nonlinearity, room.grad_mean_before, room.grad_variance_before,
                                            room.grad_mean, room.grad_variance);

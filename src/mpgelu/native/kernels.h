@@ -69,6 +69,7 @@ enum nonlinearity { MPGELU, RELU_DVI, RELU_EXACT, SILU, RELU };
                              const float *parameters, float *y, float *workspace)
 
 PLAIN(plain_forward);
+PLAIN(plain_single); /* of one row; weights of linear maps are (before, after) */
 FORWARD(diagonal_forward);
 BACKWARD(diagonal_backward);
 FORWARD(factored_forward);
@@ -85,6 +86,32 @@ BACKWARD(full_backward);
 
 PROCESS(process_forward);
 EXPORT int64_t KERNEL(process_workspace)(int64_t points, int64_t n);
+
+/* Quantiles of Gaussian mixtures (rows, count): means, variances, weights with a distance of `step` numbers between two
+ * rows, which is zero if they share them; mean and standard deviation of each (rows); probabilities and their standard
+ * normal quantiles (levels); roots (rows, levels), NaN for one that was not found. The workspace has `mixture_workspace`
+ * floats and begins at a multiple of 8 bytes. */
+EXPORT void KERNEL(mixture_quantiles)(int64_t rows, int64_t count, int64_t levels, int64_t step, const double *means,
+                                      const double *variances, const double *weights, const double *mean,
+                                      const double *stddev, const double *q, const double *standard, double *roots,
+                                      float *workspace);
+EXPORT int64_t KERNEL(mixture_workspace)(int64_t count, int64_t levels);
+
+/* What an ensemble does around its networks; estimators/fast.py says what the arrays are. */
+EXPORT void KERNEL(ensemble_features)(int64_t rows, int64_t n, const double *x, const double *center, const double *scale,
+                                      const double *lower, const double *upper, const double *settings, double *beyond,
+                                      float *limited);
+EXPORT void KERNEL(ensemble_told)(int64_t rows, int64_t n, int64_t kinds, int64_t folds, const int64_t *groups,
+                                  const float *features, const float *outputs, const float *weights, const float *center,
+                                  const float *scale, const float *settings, float *told);
+EXPORT void KERNEL(ensemble_noise)(int64_t rows, int64_t kinds, int64_t folds, int64_t heads, const int64_t *groups,
+                                   const float *said, const float *outputs, const float *weights, const float *settings,
+                                   float *log_variance);
+EXPORT void KERNEL(ensemble_mixture)(int64_t rows, int64_t networks, int64_t errors, const double *weights,
+                                     const double *settings, const double *beyond, const double *shares,
+                                     const double *variances, const double *offsets, double *means,
+                                     double *mixed_variances, double *mean, double *epistemic, double *aleatoric,
+                                     const float *outputs);
 
 /* Floats of the workspace, large enough for both directions, and floats kept for one model. */
 EXPORT int64_t KERNEL(plain_workspace)(int64_t rows, int64_t layers, const int64_t *widths);
@@ -121,5 +148,7 @@ INLINE float *take(struct room *room, int64_t count) {
     room->used += count;
     return taken;
 }
+
+INLINE double *take_doubles(struct room *room, int64_t count) { return (double *)take(room, 2 * count); }
 
 #endif

@@ -39,6 +39,34 @@ INLINE float exponential(float x) {
     return value * power;
 }
 
+/* The same in double precision. */
+#define DOUBLE_POLYNOMIAL(x, ...)                                                                                      \
+    double_polynomial(x, (const double[]){__VA_ARGS__}, sizeof((const double[]){__VA_ARGS__}) / 8)
+
+INLINE double double_polynomial(double x, const double *coefficients, int count) {
+    double value = coefficients[count - 1];
+    UNROLL
+    for (int k = count - 2; k >= 0; k--) value = value * x + coefficients[k];
+    return value;
+}
+
+/* exp(-r) for 0 <= r; what is below exp(-700) counts as that. */
+INLINE double decay(double r) {
+    double x = r > 700 ? -700 : -r;
+    double shifted = x * 1.4426950408889634 + 6755399441055744.0; /* 1.5 2^52, as in `exponential` */
+    double n = shifted - 6755399441055744.0;
+    double rest = x - n * 6.93147180369123816490e-01 - n * 1.90821492927058770002e-10;
+    double value = DOUBLE_POLYNOMIAL(rest, 1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040,
+                                     1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600,
+                                     1.0 / 6227020800);
+    uint64_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits + 1023) << 52;
+    double power;
+    memcpy(&power, &bits, sizeof power);
+    return value * power;
+}
+
 /* Standard normal density, the probabilities below and above a, and the ramp SR(-|a|) = phi - |a| Phi(-|a|), each
  * accurate in its own tail. */
 struct normal {

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mpgelu.native import available, integers, number_of, run, size_of
+from mpgelu.native import available, bound, integers, number_of, run, size_of
 from mpgelu.native.threads import run_all, spans
 from mpgelu.visibility import values_are_visible
 
@@ -114,6 +114,24 @@ def _outputs(kernel: str, networks: Perceptrons, mean: Tensor, variance: Tensor)
     return call.forward(keep=False)[:2]
 
 
+def bound_propagation(
+    networks: Perceptrons, exact: bool, mean: Tensor, variance: Tensor
+) -> tuple[Callable[[], None], Tensor, Tensor]:
+    """A call that propagates moments, and where it puts mean and variance or covariance of the outputs.
+
+    Args:
+        networks: M models.
+        exact: With covariances, as :func:`propagate_exactly`; else as :func:`propagate`.
+        mean: Of the inputs, ``(M, rows, n)``, contiguous.
+        variance: Of the inputs, ``(M, rows, n)``, contiguous.
+    """
+    call = _Call(networks.exact_kernel if exact else "diagonal", networks, mean, variance)
+    results, room = call.results(keep=False), size_of(f"{call.kernel}_workspace", call.rows, call.integers)
+    workspace = torch.empty(room, dtype=torch.float32, device="cpu")
+    arrays = (*call.inputs, *results, workspace)
+    return bound(f"{call.kernel}_forward", (call.models, *call.sizes, 0), arrays), results[0], results[1]
+
+
 class _Call:
     """A call of a kernel, with the arrays that its forward and backward pass share.
 
@@ -141,16 +159,24 @@ class _Call:
         Returns:
             Means of the outputs, their variances or covariances, and the intermediate results, ``(M, kept)``.
         """
+        results = self.results(keep)
+        self._run("forward", (*self.sizes, int(keep)), self.inputs, results)
+        return results
+
+    def results(self, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Return uninitialised tensors for the results of :meth:`forward`.
+
+        Args:
+            keep: Whether intermediate results are kept for the backward pass.
+        """
         like, outputs = self.inputs[0], self.widths[-1]
         spread = (outputs,) if self.kernel == "diagonal" else (outputs, outputs)
         shape = self.models, self.rows
-        results = (
+        return (
             like.new_empty(*shape, outputs),
             like.new_empty(*shape, *spread),
             like.new_empty(self.models, size_of(f"{self.kernel}_kept", self.rows, self.integers) if keep else 0),
         )
-        self._run("forward", (*self.sizes, int(keep)), self.inputs, results)
-        return results
 
     def backward(self, kept: Tensor, grad_mean: Tensor, grad_spread: Tensor) -> list[Tensor]:
         """Return the gradients of all weights, followed by those of all biases.
@@ -173,7 +199,7 @@ class _Call:
             def run_part() -> None:
                 given, made = ([tensor[models] for tensor in tensors] for tensors in (inputs, results))
                 workspace = torch.empty(room, dtype=torch.float32, device="cpu")
-                run(f"{self.kernel}_{direction}", (len(given[0]), *sizes), given, (*made, workspace))
+                run(f"{self.kernel}_{direction}", (given[0].shape[0], *sizes), (*given, *made, workspace))
 
             return run_part
 

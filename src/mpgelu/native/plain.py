@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mpgelu.native import Integers, integers, number_of, run, size_of
+from mpgelu.native import Integers, bound, integers, number_of, size_of
 from mpgelu.native.threads import run_all, spans
 
 _WORTH_A_THREAD = 1_000_000  # multiplications per thread from which on a thread pays off
@@ -62,7 +62,15 @@ class PlainNetworks:
     @cached_property
     def flat(self) -> Tensor:
         """All parameters in the order in which the kernel reads them, ``(M, parameters)``."""
-        pairs = zip(self.weights, self.biases, strict=True)
+        return self._joined(self.weights)
+
+    @cached_property
+    def transposed(self) -> Tensor:
+        """The same with the weights of linear maps ``(before, after)``, as the kernel for one row reads them."""
+        return self._joined([weight.mT for weight in self.weights])
+
+    def _joined(self, weights: Sequence[Tensor]) -> Tensor:
+        pairs = zip(weights, self.biases, strict=True)
         parts = (*self.embedding, *(part for pair in pairs for part in pair))
         return torch.cat([part.detach().flatten(1) for part in parts], 1)
 
@@ -76,24 +84,39 @@ def outputs(networks: PlainNetworks, x: Tensor) -> Tensor:
         networks: M networks.
         x: Inputs, ``(M, rows, n)``; an expanded tensor if the networks share their inputs.
     """
-    models, rows, widths = *x.shape[:2], networks.widths
-    step = 0 if x.stride(0) == 0 else rows * x.shape[2]
-    held = (x[0] if step == 0 else x).contiguous()
-    results = held.new_empty(models, rows, widths[-1])
-    sizes = (rows, len(widths) - 1, widths, number_of(networks.nonlinearity), x.shape[2], networks.cosines, step)
-    room = size_of("plain_workspace", rows, widths)
+    (models, rows, _), shared = x.shape, x.stride(0) == 0
+    held = (x[0] if shared else x).contiguous()
+    results = held.new_empty(models, rows, networks.widths[-1])
 
     def part(at: slice) -> Callable[[], None]:
-        def run_part() -> None:
-            given = (held[at] if step else held), networks.flat[at]
-            made = results[at]
-            run("plain_forward", (len(made), *sizes), given, (made, held.new_empty(room)))
-
-        return run_part
+        return lambda: bound_networks(networks, held if shared else held[at], results[at], at)()
 
     threads = min(torch.get_num_threads(), rows * networks.flat.numel() // _WORTH_A_THREAD)
-    if threads <= 1:
-        part(slice(None))()
-    else:
-        run_all([part(at) for at in spans(models, threads)], threads)
+    run_all([part(at) for at in spans(models, threads)], threads)
     return results
+
+
+def bound_networks(networks: PlainNetworks, x: Tensor, results: Tensor, at: slice = slice(None)) -> Callable[[], None]:
+    """A call that runs some of the networks.
+
+    Args:
+        networks: M networks.
+        x: ``(rows, n)`` if the chosen ones share their inputs, else ``(chosen, rows, n)``; contiguous.
+        results: Where their outputs go, ``(chosen, rows, outputs)``.
+        at: Which of them.
+    """
+    (rows, n), widths, step = x.shape[-2:], networks.widths, 0 if x.dim() == 2 else x.shape[1] * x.shape[2]
+    sizes = (
+        results.shape[0],
+        rows,
+        len(widths) - 1,
+        widths,
+        number_of(networks.nonlinearity),
+        n,
+        networks.cosines,
+        step,
+    )
+    workspace = torch.empty(size_of("plain_workspace", rows, widths), dtype=torch.float32, device="cpu")
+    if rows == 1:
+        return bound("plain_single", sizes, (x, networks.transposed[at], results, workspace))
+    return bound("plain_forward", sizes, (x, networks.flat[at], results, workspace))

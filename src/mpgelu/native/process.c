@@ -3,34 +3,12 @@
 
 #define POINTS_AT_ONCE 256 /* distances from so many points stay in the cache */
 
-/* exp(-r) for 0 <= r; what is below exp(-700) counts as that. */
-INLINE double decay(double r) {
-    double x = r > 700 ? -700 : -r;
-    double shifted = x * 1.4426950408889634 + 6755399441055744.0; /* 1.5 2^52, as in `exponential` */
-    double n = shifted - 6755399441055744.0;
-    double rest = x - n * 6.93147180369123816490e-01 - n * 1.90821492927058770002e-10;
-    static const double inverse[] = {1.0,           1.0,           1.0 / 2,        1.0 / 6,         1.0 / 24,
-                                     1.0 / 120,     1.0 / 720,     1.0 / 5040,     1.0 / 40320,     1.0 / 362880,
-                                     1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800};
-    double value = inverse[13];
-    UNROLL
-    for (int k = 12; k >= 0; k--) value = value * rest + inverse[k];
-    uint64_t bits;
-    memcpy(&bits, &shifted, sizeof bits);
-    bits = (bits + 1023) << 52;
-    double power;
-    memcpy(&power, &bits, sizeof power);
-    return value * power;
-}
-
 struct process_room {
     double *scaled;  /* (n, points), in lengths */
     double *inverse; /* (n), 1 / length */
     double *slope;   /* (n), of the linear kernel: sum_i alpha_i x_i */
     double *x;       /* (n), a standardised row */
 };
-
-INLINE double *take_doubles(struct room *room, int64_t count) { return (double *)take(room, 2 * count); }
 
 static int64_t arrange_process(int64_t points, int64_t n, float *workspace, struct process_room *room) {
     struct room space = {workspace, 0};

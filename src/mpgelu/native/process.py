@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
-from mpgelu.native import run, size_of_process
+from mpgelu.native import bound, size_of_array
 
 
-def process_mean(
-    limited: Tensor, alpha: Tensor, points: Tensor, center: Tensor, scale: Tensor, limit: Tensor, kernel: Tensor
-) -> Tensor:
-    r"""Return the posterior mean of each row, :math:`m(x) = \sum_i \alpha_i\, k(x, x_i)`, ``(rows,)``.
-
-    The kernel k is that of :class:`mpgelu.estimators.gaussian_process.GaussianProcess`. All tensors are float64 on the
-    CPU, and no gradients are recorded. The mean of a row is bit-identical for any other rows in the batch.
+def process_mean(limited: Tensor, *state: Tensor) -> Tensor:
+    """Return the posterior mean of each row, ``(rows,)``; no gradients are recorded.
 
     Args:
         limited: Features with a smooth limit, ``(rows, n)``.
-        alpha: Weights of the points, ``(P,)``.
-        points: Standardised features of the training rows, ``(P, n)``.
-        center: Means of the features, ``(n,)``.
-        scale: Standard deviations of the features, ``(n,)``.
-        limit: The smooth limit, ``()``.
-        kernel: Logarithms of length scales, amplitude, noise and slope, ``(n + 3,)``.
+        *state: The other tensors of :func:`bound_process`, in its order.
     """
-    count, n = points.shape
-    inputs = [tensor.detach().contiguous() for tensor in (limited, alpha, points, center, scale, limit, kernel)]
-    mean = limited.new_empty(len(limited))
-    workspace = torch.empty(size_of_process(count, n), dtype=torch.float32, device="cpu")
-    run("process_forward", (len(limited), count, n), inputs, (mean, workspace), doubles=8)
+    mean = limited.new_empty(limited.shape[0])
+    bound_process([tensor.detach().contiguous() for tensor in (limited, *state)], mean)()
     return mean
+
+
+def bound_process(given: Sequence[Tensor], mean: Tensor) -> Callable[[], None]:
+    r"""Return a function that computes the posterior mean of each row, :math:`m(x) = \sum_i \alpha_i\, k(x, x_i)`.
+
+    The kernel k is that of :class:`mpgelu.estimators.gaussian_process.GaussianProcess`. All tensors are contiguous
+    float64 on the CPU. The mean of a row is bit-identical for any other rows in the batch.
+
+    Args:
+        given: Features with a smooth limit ``(rows, n)``; weights of the points ``(P,)``; standardised features of the
+            training rows ``(P, n)``; means and standard deviations of the features ``(n,)``; the smooth limit ``()``;
+            logarithms of length scales, amplitude, noise and slope ``(n + 3,)``.
+        mean: Tensor that receives the result, ``(rows,)``.
+    """
+    count, n = given[2].shape
+    workspace = torch.empty(size_of_array("process_workspace", count, n), dtype=torch.float32, device="cpu")
+    return bound("process_forward", (mean.shape[0], count, n), (*given, mean, workspace), doubles=8)

@@ -113,13 +113,14 @@ def one_thread_each() -> Iterator[None]:
         if not _limited:
             _threads_before = torch.get_num_threads()
         _limited += 1
-        torch.set_num_threads(1)
+        if torch.get_num_threads() != 1:  # setting it takes long beside a prediction of one row
+            torch.set_num_threads(1)
     try:
         yield
     finally:
         with _limits:
             _limited -= 1
-            if not _limited:
+            if not _limited and torch.get_num_threads() != _threads_before:
                 torch.set_num_threads(_threads_before)
 
 

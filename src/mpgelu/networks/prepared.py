@@ -29,15 +29,15 @@ class Prepared(Generic[Made]):
             make: Function that computes the value.
         """
         held = list(tensors)
-        if any(tensor.requires_grad for tensor in held):
-            return make()
         try:
-            seen = [(tensor.data_ptr(), tensor._version) for tensor in held]
+            seen = [(tensor.data_ptr(), tensor._version, tensor.requires_grad) for tensor in held]
         except RuntimeError:  # tensors of inference mode have no version counter
             return make()
         kept = self._kept  # read once, because other threads may replace it
         if kept is not None and kept[0] == seen:
             return kept[2]
+        if any(tensor.requires_grad for tensor in held):
+            return make()
         made = make()
         # References to the tensors ensure that no new tensor has the address of one that was replaced.
         self._kept = seen, [tensor.detach() for tensor in held], made

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from mpgelu import native
+from mpgelu.native.mixture import mixture_quantiles
 from mpgelu.rules import normal
 
 _ELEMENTS_AT_ONCE = 131072  # temporaries of this size stay in the cache of a CPU
 _FREE_STEPS = 8  # of a root, before every second one is a bisection
 _MOST_STEPS = _FREE_STEPS + 2 * 64  # until bisections alone have found it among all float64 numbers
 _STEP_ERROR = 1e-12  # of a root after its last step, in standard deviations
+_TINY = 1e-3  # probabilities of tails whose own digits count
 _POINTS = 8  # points that represent a component in the search for a first guess
 
 
@@ -21,6 +26,8 @@ def quantiles(
     means: Tensor, variances: Tensor, log_weights: Tensor, mean: Tensor, stddev: Tensor, q: Tensor, tolerance: float
 ) -> Tensor:
     """Solve F(y) = q for each mixture, to rounding. Eager mode only: iterates each row to convergence.
+
+    The compiled kernel takes the same steps, in double precision; what it does not find is found here.
 
     Args:
         means: Means of the components, ``(*batch, K)``.
@@ -34,18 +41,47 @@ def quantiles(
     Returns:
         ``(*batch, *q.shape)``, of the dtype of q.
     """
-    shape, count, shared = means.shape[:-1] + q.shape, means.shape[-1], log_weights.dim() == 1
-    levels = _Levels.of(q.double(), tiny=bool((torch.minimum(q, 1 - q) < 1e-3).any()))
-    parts = (means, variances, log_weights, mean[..., None], stddev[..., None])
-    means, variances, log_weights, mean, stddev = (x.reshape(-1, x.shape[-1]) for x in parts)
-    weights, size = log_weights.double().softmax(-1), max(1, _ELEMENTS_AT_ONCE // (count * len(levels.sign)))
+    shape, values = means.shape[:-1] + q.shape, tuple(q.reshape(-1).tolist())
+    tiny = not all(_TINY <= value <= 1 - _TINY for value in values)
+    count = means.shape[-1]
+    parts = (means, variances, log_weights.double().softmax(-1))
+    mixture = [*(x.reshape(-1, count) for x in parts), mean.reshape(-1, 1), stddev.reshape(-1, 1)]
+    if tiny or not means.is_cpu or not native.available():
+        found = _iterated(mixture, _Levels.of(q.double(), tiny), tolerance)
+        return torch.where((q > 0) & (q < 1), found.to(q.dtype).reshape(shape), torch.special.ndtri(q))
+    levels, standard = _with_standard(values)
+    found = mixture_quantiles(*(x.double() for x in mixture), q=levels, standard=standard)
+    if found.isnan().any():
+        missing = found.isnan().any(-1)
+        rest = [x if len(x) < len(missing) else x[missing] for x in mixture]
+        found[missing] = _iterated(rest, _Levels.of(q.double(), tiny), tolerance)
+    return found.to(q.dtype).reshape(shape)
+
+
+@lru_cache(maxsize=64)
+def _with_standard(values: tuple[float, ...]) -> tuple[Tensor, Tensor]:
+    """Probabilities, and quantiles of the standard normal distribution, float64 on the CPU; not to be changed."""
+    q = torch.tensor(values, dtype=torch.float64, device="cpu")
+    return q, torch.special.ndtri(q)
+
+
+def _iterated(mixture: Sequence[Tensor], levels: _Levels, tolerance: float) -> Tensor:
+    """Quantiles ``(rows, levels)``, float64, some rows at a time.
+
+    Args:
+        mixture: Means and variances ``(rows, K)``, weights ``(1, K)`` or ``(rows, K)``, mean and standard deviation
+            ``(rows, 1)``.
+        levels: Probabilities.
+        tolerance: Largest error of F(y) that is accepted.
+    """
+    means, variances, weights, mean, stddev = mixture
+    size, shared = max(1, _ELEMENTS_AT_ONCE // (means.shape[-1] * len(levels.sign))), len(weights) < len(means)
     roots = []
     for start in range(0, max(1, len(means)), size):
         rows = slice(start, start + size)
-        mixture = _Mixture.of(means[rows].double(), variances[rows], weights[0] if shared else weights[rows])
-        roots.append(_quantiles(mixture, mean[rows].double(), stddev[rows].double(), levels, tolerance))
-    found = torch.cat(roots).to(q.dtype).reshape(shape)
-    return torch.where((q > 0) & (q < 1), found, torch.special.ndtri(q)) if levels.tiny else found
+        some = _Mixture.of(means[rows].double(), variances[rows], weights[0] if shared else weights[rows])
+        roots.append(_quantiles(some, mean[rows].double(), stddev[rows].double(), levels, tolerance))
+    return torch.cat(roots)
 
 
 def bisected(means: Tensor, variances: Tensor, log_weights: Tensor, q: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from mpgelu.training.distributed import ManyProcesses, OneProcess
 from mpgelu.training.trainer import Trainer
 
 _KIND = "training checkpoint"
+_REMEDY = "delete it to start anew, or give fit(checkpoint=...) the name of another file"
 _LARGEST_SHARE = 0.1  # largest fraction of the time that is spent writing
 
 
@@ -79,6 +80,14 @@ class Checkpoint:
         state = self._processes.from_first(self._read)
         if state is None:
             return []
+        try:
+            return self._taken_up(state)
+        except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise DataError(f"{self._path} holds a state that cannot be taken up ({words}); {_REMEDY}") from error
+
+    def _taken_up(self, state: Mapping[str, Any]) -> list[Tensor]:
+        """Load every part of a state; the losses of the epochs behind it."""
         for name, module in self._modules.items():
             module.load_state_dict(state[name])
         self._trainer.load(state["trainer"])
@@ -124,8 +133,7 @@ class Checkpoint:
         """Return the state in the file, or ``None`` if the file does not exist."""
         if not self._path.exists():
             return None
-        remedy = "delete it to start anew, or give fit(checkpoint=...) the name of another file"
-        arrays, about = read_arrays(self._path, _KIND, remedy)
+        arrays, about = read_arrays(self._path, _KIND, _REMEDY)
         try:
             checked(about, {"run": dict, "state": dict}, "the checkpoint")
             _check_same(about["run"], self._run)
@@ -133,7 +141,7 @@ class Checkpoint:
             parts = {*self._modules, "trainer", "best", "order", "random", "history"}
             checked(state, dict.fromkeys(parts, object), "its state")
         except DataError as error:
-            raise DataError(f"{self._path} is not a checkpoint of this fit: {error}; {remedy}") from error
+            raise DataError(f"{self._path} is not a checkpoint of this fit: {error}; {_REMEDY}") from error
         return state
 
 

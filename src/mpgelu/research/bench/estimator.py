@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mpgelu import native
 from mpgelu.estimators import MPGELURegressor
+from mpgelu.moments import DiagonalMoments
 from mpgelu.research.bench.measure import in_turns
 from mpgelu.research.bench.sections import Rows, Settings
 
@@ -24,7 +25,7 @@ Array = NDArray[np.float64]
 
 
 def prediction(settings: Settings) -> Rows:
-    """Predictions of the default estimator on one thread: with its kernels, and in torch alone.
+    """Predictions of the default estimator, with diagonal moments, on one thread: with its kernels, and in torch alone.
 
     The distributions are those of trained networks in everything but quality: they take few steps. One model has a
     Gaussian process among its members, the other has more rows than that is for.
@@ -32,6 +33,7 @@ def prediction(settings: Settings) -> Rows:
     table: Rows = []
     for trained in (60, 80) if settings.quick else (1_500, 4_000):
         model, X = _model(settings, trained)
+        model.ensemble_.moment_type = DiagonalMoments
         for count in (1, 50 if settings.quick else 8_192):
             some = np.resize(X, (count, FEATURES))
             calls: dict[str, Callable[[], object]] = {

@@ -15,6 +15,8 @@ from mpgelu.research.bench.deployment import onnx_latency
 from mpgelu.research.bench.estimator import imports, prediction
 from mpgelu.research.bench.estimator import threads as thread_scaling
 from mpgelu.research.bench.feature_errors import feature_errors
+from mpgelu.research.bench.kernels import kernels
+from mpgelu.research.bench.memory import memory
 from mpgelu.research.bench.report import Results, environment
 from mpgelu.research.bench.sections import FEATURES, Rows, Settings
 from mpgelu.research.bench.sections import SECTIONS as IN_TORCH
@@ -30,6 +32,8 @@ SECTIONS: dict[str, Callable[[Settings], Rows]] = {
     "threads": thread_scaling,
     "imports": imports,
     "workers": workers,
+    "kernels": kernels,
+    "memory": memory,
 }
 
 
