@@ -176,7 +176,7 @@ def _costs(teacher: MPGELURegressor, compact: MPGELURegressor, X: Array) -> Reco
         single = _in_turns({name: partial(session.run, None, row) for name, session in graphs.items()}, _CALLS)
         sizes: Record = {f"{name}_kilobytes": files[name].stat().st_size / 1e3 for name in ("teacher", "compact")}
         sizes["onnx_nodes"] = len(onnx.load(files["summary"]).graph.node)
-    rows, many = _many(X), {}
+    rows, many = _many(X), dict[str, float]()
     for name, model in (("teacher", teacher), ("compact", compact)):
         many |= _in_turns({name: partial(model.predict_parts, rows)}, 1)
     of_rows = {f"{name}_us": value / _ROWS for name, value in many.items()}
@@ -208,18 +208,17 @@ def _many(X: Array) -> Array:
 
 
 def _in_turns(calls: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
-    """Time of one call of each in microseconds: the best of many short rounds, taken in turns.
+    """Processor time of one call of each in microseconds: the best of many short rounds, taken in turns.
 
     A round that nothing else interrupts is short, so the best of many is little disturbed by a crowded machine.
     """
-    best = dict.fromkeys(calls, float("inf"))
-    started = time.perf_counter()
+    best, started = dict.fromkeys(calls, float("inf")), time.perf_counter()
     while time.perf_counter() - started < _SECONDS or float("inf") in best.values():
         for name, call in calls.items():
-            now = time.perf_counter()
+            now = time.process_time()
             for _ in range(repetitions):
                 call()
-            best[name] = min(best[name], 1e6 * (time.perf_counter() - now) / repetitions)
+            best[name] = min(best[name], 1e6 * (time.process_time() - now) / repetitions)
     return best
 
 
