@@ -30,7 +30,7 @@ def mixtures(rows: int, count: int, widths: tuple[float, float], shared: bool = 
 
 def solved(mixture: list[Tensor], rows: slice = slice(None)) -> Tensor:
     chosen = [part if len(part) == 1 else part[rows] for part in mixture]
-    return mixture_quantiles(*chosen, q=LEVELS, standard=torch.special.ndtri(LEVELS))
+    return mixture_quantiles(chosen, LEVELS, torch.special.ndtri(LEVELS))
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,9 +13,7 @@ from mpgelu.native.threads import run_all, spans
 _WORTH_A_THREAD = 100_000  # components times levels per thread from which on a thread pays off
 
 
-def mixture_quantiles(
-    means: Tensor, variances: Tensor, weights: Tensor, mean: Tensor, stddev: Tensor, q: Tensor, standard: Tensor
-) -> Tensor:
+def mixture_quantiles(mixture: Sequence[Tensor], q: Tensor, standard: Tensor) -> Tensor:
     """Return the quantiles of Gaussian mixtures to rounding, ``(rows, levels)``; NaN for those that were not found.
 
     Quantiles are not found for rows with values that are not finite, and between components so narrow that the cdf is
@@ -23,17 +21,14 @@ def mixture_quantiles(
     the batch.
 
     Args:
-        means: Means of the components, ``(rows, K)``.
-        variances: Variances of the components, ``(rows, K)``.
-        weights: Weights of the components, ``(1, K)`` if all rows share them, else ``(rows, K)``; they sum to one.
-        mean: Mean of each mixture, ``(rows,)`` or ``(rows, 1)``.
-        stddev: Standard deviation of each mixture, ``(rows,)`` or ``(rows, 1)``.
+        mixture: Means and variances of the components, ``(rows, K)`` each; their weights, which sum to one, ``(1, K)``
+            if all rows share them, else ``(rows, K)``; mean and standard deviation of each mixture, ``(rows, 1)``.
         q: Probabilities from 0.001 to 0.999, ``(levels,)``.
         standard: Quantiles of the standard normal distribution, ``(levels,)``.
     """
-    (rows, count), levels = means.shape, q.shape[0]
-    held = [tensor.contiguous() for tensor in (means, variances, weights, mean, stddev)]
-    roots, shared = means.new_empty(rows, levels), weights.shape[0] == 1
+    held = [tensor.contiguous() for tensor in mixture]
+    (rows, count), levels = held[0].shape, q.shape[0]
+    roots, shared = held[0].new_empty(rows, levels), held[2].shape[0] == 1
     room = size_of_array("mixture_workspace", count, levels)
 
     def part(at: slice) -> Callable[[], None]:

@@ -54,8 +54,7 @@ def quantiles(
     if tiny or not means.is_cpu or not native.available():
         found = _iterated(mixture, _Levels.of(q.double(), tiny), tolerance)
         return torch.where((q > 0) & (q < 1), found.to(q.dtype).reshape(shape), torch.special.ndtri(q))
-    levels, standard = _with_standard(values)
-    found = mixture_quantiles(*(x.double() for x in mixture), q=levels, standard=standard)
+    found = mixture_quantiles([x.double() for x in mixture], *_with_standard(values))
     if found.isnan().any():
         missing = found.isnan().any(-1)
         rest = [x if len(x) < len(missing) else x[missing] for x in mixture]
