@@ -64,7 +64,7 @@ def quantiles(
 
 @lru_cache(maxsize=64)
 def _with_standard(values: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-    """Probabilities, and quantiles of the standard normal distribution, float64 on the CPU; not to be changed."""
+    """Return probabilities and their standard normal quantiles, float64 on the CPU; cached, must not be modified."""
     q = torch.tensor(values, dtype=torch.float64, device="cpu")
     return q, torch.special.ndtri(q)
 
