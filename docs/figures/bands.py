@@ -50,9 +50,9 @@ def draw() -> Figure:
     mean, total, epistemic, aleatoric = p.mean, p.stddev, p.epistemic_variance.sqrt(), p.aleatoric_variance.sqrt()
 
     figure, (bands, parts) = plt.subplots(2, 1, figsize=(8.4, 4.7), sharex=True, height_ratios=(2.4, 1))
-    bands.fill_between(grid, mean - 2 * total, mean + 2 * total, color=ORANGE, alpha=0.28, lw=0, label="with the noise")
+    bands.fill_between(grid, mean - 2 * total, mean + 2 * total, color=ORANGE, alpha=0.28, lw=0, label="total")
     inner = (mean - 2 * epistemic, mean + 2 * epistemic)
-    bands.fill_between(grid, *inner, color=BLUE, alpha=0.42, lw=0, label="of the function")
+    bands.fill_between(grid, *inner, color=BLUE, alpha=0.42, lw=0, label="epistemic")
     bands.plot(grid, truth(grid), ":", color=MUTED, lw=1.3, label="truth")
     bands.plot(grid, mean, color=BLUE, lw=2, label="mean")
     bands.plot(x, y, ".", ms=4, color=INK, alpha=0.6, mew=0, label="data")

@@ -58,6 +58,17 @@ def test_badges_are_true() -> None:
         assert f"docs/images/badge-{name}.svg" in README
 
 
+def test_every_python_that_is_claimed_is_tested() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
+    (matrix,) = re.findall(r"python: \[(.*)\]", workflow)
+    prefix = "Programming Language :: Python :: 3."
+    claimed = [f"3.{line.removeprefix(prefix)}" for line in project["classifiers"] if line.startswith(prefix)]
+    assert re.findall(r"3\.\d+", matrix) == claimed
+    assert project["requires-python"] == f">={claimed[0]}"
+    assert "- run: .ci/run\n" in workflow
+
+
 def test_figures_are_small_and_come_in_pairs() -> None:
     images = list((ROOT / "docs" / "images").iterdir())
     drawn = {path.stem for path in (ROOT / "docs" / "figures").glob("*.py")} - {"make", "style"}

@@ -224,7 +224,9 @@ def test_models_of_tables(mpgelu: Command, tmp_path: Path, monkeypatch: pytest.M
     assert len(small.regressor.ensemble_) == 1
     assert small.predict(frame).shape == (120, 6)
     assert mpgelu("report", tmp_path / "small", tmp_path / "houses.csv", "-o", tmp_path / "page.html").code == 0
-    assert mpgelu("info", tmp_path / "small").out.count("compact network") == 1
+    info = mpgelu("info", tmp_path / "small").out
+    assert info.count("compact network") == info.count("one network, distilled") == 1
+    assert "distilled" not in mpgelu("info", tmp_path / "big").out
     assert len(big.distill(frame, steps=2).regressor.ensemble_) == 1
     refused = mpgelu("distill", tmp_path / "big", "-o", tmp_path / "none")
     assert refused.code == 2

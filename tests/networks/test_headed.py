@@ -6,13 +6,13 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import mpgelu as mp
 from mpgelu import DiagonalMoments, FactoredMoments, GaussianLinear, GaussianMixture, Linear, Stack, native
 from mpgelu.estimators.pupil import compact_network
 from mpgelu.layers import Beside, SiLU
-from mpgelu.networks.headed import HeadedNetworks, headed_form
+from mpgelu.networks.headed import headed_form
 
 NEEDS_KERNELS = pytest.mark.skipif(not native.available(), reason="needs the compiled kernels")
 
@@ -33,11 +33,8 @@ def test_moments_are_those_of_the_layers_in_float64(
 ) -> None:
     stack, x = stacked(hidden, models), 2 * torch.randn(models, 70, 3)
     exact = copy.deepcopy(stack).double()(kind.certain(x.double()))
-    called: list[Tensor] = []
-    before = HeadedNetworks.__call__
-    monkeypatch.setattr(HeadedNetworks, "__call__", lambda self, x: called.append(x) or before(self, x))
+    monkeypatch.setattr(stack, "forward", None)  # the layers are not run one by one
     found = stack.of_known(x, kind)
-    assert len(called) == 1
     for name in ("mean", "variance"):
         torch.testing.assert_close(getattr(found, name).double(), getattr(exact, name), rtol=1e-5, atol=1e-5)
     assert (found.variance[..., 1:] == 0).all()

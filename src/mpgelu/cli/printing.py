@@ -28,11 +28,15 @@ def print_training(model: TableModel) -> None:
     It is compared with that of a Gaussian with mean and standard deviation s of the training targets,
     :math:`-\log s - \tfrac12 \log(2 \pi e)` per row.
     """
+    from mpgelu.estimators.distillation import COMPACT
+
     average = -math.log(float(model.regressor.ensemble_.target_scale)) - 0.5 * math.log(2 * math.pi * math.e)
     typer.echo(
         f"trained on {model.rows:,} rows; cross-validated log-likelihood {model.regressor.score_:.3f} "
         f"(predicting the average: {average:.3f})"
     )
+    if COMPACT in model.regressor.kind_weights_:
+        typer.echo("one network, distilled: its score is the ensemble's less an estimate of what distilling lost")
     if (scores := model.regressor.calibration_scores_) is not None:
         typer.echo(f"intervals calibrated on {len(scores):,} further rows")
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mpgelu.cli.fitting import fit_read, fit_streamed, to_stream
 from mpgelu.cli.folders import Asked, is_folder, predict_folder
 from mpgelu.cli.printing import print_columns, print_scores, print_training
 from mpgelu.cli.scoring import about, check_level, load_model, predicted
@@ -30,7 +31,6 @@ from mpgelu.cli.shared import (
     rows_progress,
     warn,
 )
-from mpgelu.cli.streamed import fit_streamed, to_stream
 from mpgelu.errors import DataError, InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import, which --help need not wait for
@@ -103,8 +103,6 @@ def fit(
     """
     from mpgelu.estimators.regressor import FAST
     from mpgelu.storage.files import check_writable
-    from mpgelu.tables.model import TableModel
-    from mpgelu.tables.preparation import prepare, read_target, split
 
     layers = None if hidden is None else _layers(hidden)
     check_writable(output, table)
@@ -116,37 +114,12 @@ def fit(
     settings |= {"random_state": seed, "device": device, "verbose": True} | effort
     asked: dict[str, Any] = {"missing": missing.value, "categorical": categorical or [], "drop": drop or []}
     with about(source), one_line_warnings():
-        if (files := to_stream(source, stream)) is not None:
-            shares = {"hold_out": hold_out, "calibrate": calibrate}
+        shares = {"hold_out": hold_out, "calibrate": calibrate}
+        files = to_stream(source, stream)
+        if files is None:
+            fit_read(source, target, output, compact, seed, settings, **asked, **shares)
+        else:
             fit_streamed(files, target, output, compact, seed, settings, **asked, **shares)
-            _print_next(output)
-            return
-        frame = source.read()
-        known, y = read_target(frame, target)
-        encoder = prepare(known, y, target, **asked)  # all rows, so that errors are reported before training starts
-        held, kept = split("hold_out", len(known), hold_out, seed)
-        split("calibrate", len(kept), calibrate, seed)
-        if len(held):
-            encoder = prepare(known.iloc[kept], y[kept], target, **asked)
-        if len(known) < len(frame):
-            warn(f"{len(frame) - len(known):,} rows without {target!r} are left out")
-        typer.echo(f"{source.name}: {len(frame):,} rows, {frame.shape[1]} columns")
-        print_columns(encoder)
-        model = TableModel.train(
-            known.iloc[kept],
-            y[kept],
-            target,
-            encoder,
-            calibrate=calibrate,
-            compact=compact,
-            **settings,
-        )
-        model.save(output)
-        print_training(model)
-        if len(held):
-            evaluation = model.evaluate(model.encoder.encode(known.iloc[held]), y[held])
-            typer.echo(f"\non {len(held)} rows kept from training:")
-            print_scores(model, evaluation, 0.9)
     _print_next(output)
 
 

@@ -1,6 +1,6 @@
-"""One network in the place of an ensemble: it learns the ensemble's distribution, and how sure the ensemble is.
+"""Distillation of an ensemble into one network that predicts its distribution and its epistemic variance.
 
-rows -> the ensemble's distribution there -> values that stand for it -> one network with a mixture head
+rows -> distributions of the ensemble -> quadrature values of them -> one network with a mixture head
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from mpgelu.networks import Stack
 
 Array = NDArray[np.float64]
 
-COMPACT = "compact network"  # the name of its kind
+COMPACT = "compact network"  # name of its kind in kind_weights_
 
-_STEPS, _MOST_STEPS = 2_800, 20_000  # for few rows, for many
-_FEW_ROWS, _GROWTH = 300, 0.4  # rows that are few; power of the number of rows that the steps grow with
-_MADE_ROWS, _MOST_GIVEN = 20_000, 30_000  # rows that are made; given rows that are looked at
-_JUDGED = 1024  # given rows at which the loss is estimated
+_STEPS, _MOST_STEPS = 2_800, 20_000  # number of steps for up to _FEW_ROWS rows, and at most
+_FEW_ROWS, _GROWTH = 300, 0.4  # exponent of the growth of the steps with the rows beyond _FEW_ROWS
+_MADE_ROWS, _MOST_GIVEN = 20_000, 30_000  # number of synthetic rows, and largest number of given rows
+_JUDGED = 1024  # given rows at which the divergence is estimated
 
 
 class Distilling:
-    """What an estimator with an ``ensemble_`` needs to be distilled; its ``fit`` keeps the features of its rows."""
+    """The method :meth:`distill` of an estimator with a fitted :class:`Ensemble`."""
 
     ensemble_: Ensemble
     score_: float
@@ -53,27 +53,29 @@ class Distilling:
         random_state: int = 0,
         verbose: bool = False,
     ) -> Self:
-        """An estimator like this one whose ensemble is one network: faster, smaller, and nearly as good.
+        """Return a copy of this estimator whose ensemble is a single network, which is faster and smaller.
 
-        The network learns the distribution that the ensemble predicts, as a mixture of Gaussians
-        (:class:`mpgelu.GaussianMixture`), and the epistemic part of its variance, as the variance of its own random
-        weights. It is trained at the training rows, at rows between near neighbours, and at rows outside. Far from the
-        data it is as wide as the ensemble, by the same formula (:class:`mpgelu.networks.FeatureScale`).
+        The network approximates the distribution that the ensemble predicts by a mixture of Gaussians
+        (:class:`mpgelu.GaussianMixture`), and its epistemic variance by the variance of its own random weights. It is
+        trained on predictions of the ensemble at the training rows, at synthetic rows between near neighbours, and at
+        rows outside the data. Outside the range of the training data both have the same additional variance
+        (:meth:`mpgelu.networks.FeatureScale.extrapolation`).
 
-        Everything that this estimator does, the new one does. Its intervals are not calibrated; call ``calibrate`` on
-        it. Its ``score_`` is an estimate: this one's, less what the network loses at the given rows.
+        The new estimator has all methods of this one. Its intervals are not calibrated; call ``calibrate`` again. Its
+        ``score_`` is an estimate, the score of this estimator minus the mean Kullback-Leibler divergence at given rows.
 
         Args:
-            X_unlabelled: Features ``(rows, n)`` of further rows like those that will be predicted; no targets are
-                needed. A model that was read from a file has forgotten its training rows, and needs them.
-            hidden: Units of each hidden layer.
-            components: Of the mixture.
-            steps: Of the optimiser; by default 2,800 for 300 rows, 5,000 for 1,400, 10,000 for 7,500, at most 20,000.
-            random_state: Seed of made rows, starting weights and batches.
-            verbose: Show a progress bar on a terminal.
+            X_unlabelled: Features of further rows of the kind that will be predicted, ``(rows, n)``, without targets.
+                They are required for a model that was read from a file, which does not contain the training rows.
+            hidden: Number of units of each hidden layer.
+            components: Number of components of the mixture.
+            steps: Number of optimiser steps; the default is 2,800 for 300 rows, 5,000 for 1,400, 10,000 for 7,500, and
+                at most 20,000.
+            random_state: Seed of synthetic rows, initial weights and batches.
+            verbose: Whether to show a progress bar on a terminal.
 
         Raises:
-            InputError: There are no rows to learn from.
+            InputError: There are no rows to train on, or an argument is invalid.
         """
         check_is_fitted(self, "ensemble_")
         given = [self._features] if hasattr(self, "_features") else []
@@ -97,7 +99,7 @@ class Distilling:
 
 
 def default_steps(rows: int) -> int:
-    """Steps of the optimiser that take about a third of the time of the fit to so many rows."""
+    """Return the default number of steps, which take about a third of the time of the fit to this number of rows."""
     growth: float = max(1.0, rows / _FEW_ROWS) ** _GROWTH
     return min(round(_STEPS * growth), _MOST_STEPS)
 
@@ -111,19 +113,22 @@ def distilled(
     seed: int,
     progress: bool = False,
 ) -> tuple[Ensemble, float]:
-    """An ensemble of one network that predicts what another ensemble does, and what it loses by that.
+    """Return an ensemble of one network that approximates another ensemble, and its loss.
 
     Args:
-        ensemble: The teacher.
-        X: Raw features ``(rows, n)`` of rows to learn from.
-        hidden: Units of each hidden layer.
-        components: Of the mixture.
-        steps: Of the optimiser.
-        seed: Of made rows, starting weights and batches.
-        progress: Show a progress bar on a terminal.
+        ensemble: The ensemble to approximate.
+        X: Raw features of the given rows, ``(rows, n)``.
+        hidden: Number of units of each hidden layer.
+        components: Number of components of the mixture.
+        steps: Number of optimiser steps.
+        seed: Seed of synthetic rows, initial weights and batches.
+        progress: Whether to show a progress bar on a terminal.
 
     Returns:
-        The ensemble, and its Kullback-Leibler divergence from the teacher, averaged over the given rows.
+        The new ensemble, and an estimate of its Kullback-Leibler divergence from the given one in nats per row.
+
+    Raises:
+        InputError: There is no step or no hidden unit.
     """
     if steps < 1 or not hidden or min(hidden) < 1:
         raise InputError(f"distill: needs a step and a hidden unit at least, got steps={steps} and hidden={hidden}")
@@ -149,7 +154,7 @@ def distilled(
 
 
 def _in_standard_units(ensemble: Ensemble) -> Ensemble:
-    """The same networks for a target of scale one, without what the distance from the data adds."""
+    """Return an ensemble with the same networks for a target of scale one, without the variance of extrapolation."""
     scaling = copy.deepcopy(ensemble.scaling)
     scaling.reach.zero_()
     zero, one = (torch.tensor(number, dtype=torch.float64) for number in (0.0, 1.0))
@@ -167,7 +172,16 @@ def _in_standard_units(ensemble: Ensemble) -> Ensemble:
 
 
 def _divergence(teacher: Ensemble, pupil: Ensemble, rows: Tensor, seed: int) -> float:
-    """Mean difference of the log densities at values of the teacher's distribution."""
+    """Return an estimate of the mean Kullback-Leibler divergence of the pupil from the teacher.
+
+    It is the mean difference of the log densities at quadrature values of the distributions of the teacher.
+
+    Args:
+        teacher: The given ensemble.
+        pupil: The new ensemble.
+        rows: Raw features, ``(rows, n)``.
+        seed: Seed of the values.
+    """
     with torch.no_grad():
         ours, theirs = (model(rows, None, VALUES) for model in (pupil, teacher))
         (values,) = spread_values(theirs, VALUES, torch.Generator().manual_seed(seed + 1))

@@ -1,7 +1,7 @@
-"""An ensemble prepared for prediction: the numbers of :class:`Ensemble` to rounding, with little work around them.
+"""The distribution of an ensemble by compiled kernels, equal to that of :class:`Ensemble` up to rounding.
 
-Networks of one shape run by one kernel, whatever stack they are in, and kernels do what is around networks, too: calls
-of torch would take most of the time of one row.
+Networks of the same shape are evaluated by one call of a kernel, also if they belong to different stacks. Scaling,
+noise head and mixture are kernels, too, because calls of torch would take most of the time of a single row.
 """
 
 from __future__ import annotations
@@ -36,18 +36,21 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 Call = Callable[[], object]
-# From scaled features (rows, n) and where outputs go (M, rows, 3), to calls that put those of some networks there.
+# Function from scaled features (rows, n) and an array for outputs (M, rows, 3) to calls that write some of these.
 Bind = Callable[[Tensor, Array], list[Call]]
 
-_MOST_KEPT = 1024  # rows for which arrays are kept between calls
+_MOST_KEPT = 1024  # largest number of rows for which arrays are kept between calls
 
 
 class FastEnsemble:
-    """What an :class:`Ensemble` with a noise head predicts.
+    """The predictive distribution of an :class:`Ensemble` with a noise head, by kernels and without gradients.
+
+    The object contains the parameters in the layout of the kernels, and is valid as long as these do not change. Arrays
+    of the last call are reused by each thread if the number of rows is the same.
 
     Args:
-        ensemble: It holds the parameters, of which this is made.
-        binds: All of its networks.
+        ensemble: The ensemble.
+        binds: Functions that evaluate all of its networks.
     """
 
     def __init__(self, ensemble: Ensemble, binds: Sequence[Bind]) -> None:
@@ -57,14 +60,15 @@ class FastEnsemble:
         self.weights = ensemble.weights.double() / ensemble.weights.double().sum()
         target = float(ensemble.target_mean), float(ensemble.target_scale)
         self.settings = _doubles(float(ensemble.spread), *target, *ensemble.noise.range.tolist())
-        self._mixed: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}  # shares of errors, logarithms of all weights
-        self._kept = threading.local()  # of each thread: the arrays of its last call
+        self._mixed: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}  # shares of the noise, all log weights
+        self._kept = threading.local()  # .session: the arrays of the last call of this thread
 
     @staticmethod
     def of(ensemble: Ensemble) -> FastEnsemble | None:
-        """The prepared form of an ensemble, or ``None`` if a part of it has none or does not fit the others.
+        """Return the prepared form of an ensemble, or ``None`` if a part of it has no kernel.
 
-        Kernels do not check sizes: networks for other features, as a forged file may hold them, are left to torch.
+        Kernels do not check sizes. Networks whose sizes do not agree, as in a forged file, are therefore left to torch,
+        which raises an error.
         """
         if ensemble.noise is None or plain_form(ensemble.noise.networks.architecture) is None:
             return None
@@ -89,13 +93,18 @@ class FastEnsemble:
         return FastEnsemble(ensemble, [*(_joined(parts) for parts in alike.values()), *binds])
 
     def __call__(self, x: Tensor) -> Predictive | None:
-        """Distribution of the target for raw features ``(rows, n)`` in float64; ``None`` if the noise is no mixture."""
+        """Return the distribution of the target, or ``None`` if the noise is not a mixture of Gaussians.
+
+        Args:
+            x: Raw features, ``(rows, n)``, float64.
+        """
         session = self._session(x.shape[0])
         session(x)
         gaussians = self.likelihood.gaussians(session.log_variance, True)
         return None if gaussians is None else self._mixture(session.outputs, gaussians, session.beyond)
 
     def _session(self, rows: int) -> _Session:
+        """Return the arrays and calls for a number of rows, those of the last call if they fit."""
         kept: _Session | None = getattr(self._kept, "session", None)
         if kept is not None and kept.x.shape[0] == rows:
             return kept
@@ -105,12 +114,12 @@ class FastEnsemble:
         return made
 
     def _mixture(self, outputs: Tensor, gaussians: Sequence[NoisePart], beyond: Tensor) -> Predictive:
-        """The mixture of all networks and kinds of errors, in the unit of the target.
+        """Return the mixture over all networks and all components of the noise, in the unit of the target.
 
         Args:
-            outputs: Of the networks, ``(M, rows, 3)``.
-            gaussians: Kinds of errors.
-            beyond: Variance from lying outside the training data, ``(rows,)``.
+            outputs: Outputs of the networks, ``(M, rows, 3)``.
+            gaussians: Components of the noise.
+            beyond: Variance of extrapolation outside the training data, ``(rows,)``.
         """
         (networks, rows, _), errors = outputs.shape, len(gaussians)
         shares, log_weights = self._weights(tuple(part.share for part in gaussians))
@@ -124,7 +133,7 @@ class FastEnsemble:
         return Predictive(means, mixed, log_weights.clone(), *summary)
 
     def _weights(self, shares: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-        """Shares of errors, and the logarithms of the weights of all components."""
+        """Return the shares of the components of the noise, and the log weights of all components of the mixture."""
         if shares not in self._mixed:
             held = _doubles(*shares)
             self._mixed[shares] = held, torch.outer(self.weights, held).log_().flatten()
@@ -132,11 +141,16 @@ class FastEnsemble:
 
 
 class _Session:
-    """Everything up to the noise for a number of rows: calls of kernels on arrays that are used again and again.
+    """The calls of kernels from raw features to the log-variance of the noise, on arrays for a number of rows.
 
     Args:
-        fast: What is computed.
-        rows: For how many rows.
+        fast: The ensemble.
+        rows: Number of rows.
+
+    Attributes:
+        outputs: Outputs of the networks, ``(M, rows, 3)``: mean, log-variance, variance of the mean.
+        log_variance: Log-variance of the noise, ``(rows,)``.
+        beyond: Variance of extrapolation outside the training data, ``(rows,)``.
     """
 
     def __init__(self, fast: FastEnsemble, rows: int) -> None:
@@ -150,14 +164,14 @@ class _Session:
         self.calls += fast.head.bound(limited, self.outputs, self.log_variance)
 
     def __call__(self, x: Tensor) -> None:
-        """Fill the arrays for features ``(rows, n)``."""
+        """Compute the arrays for raw features ``(rows, n)``."""
         self.x.copy_(x)
         for call in self.calls:
             call()
 
 
 class _Scale:
-    """:class:`FeatureScale` by one call."""
+    """:class:`FeatureScale` by one call of a kernel."""
 
     def __init__(self, scaling: FeatureScale) -> None:
         arrays = (scaling.center, scaling.scale, scaling.lower, scaling.upper)
@@ -166,18 +180,18 @@ class _Scale:
         self.features = scaling.center.shape[0]
 
     def bound(self, x: Tensor, beyond: Tensor, limited: Tensor) -> Call:
-        """A call for features ``(rows, n)``.
+        """Return the call of the kernel.
 
         Args:
-            x: Features.
-            beyond: Where the variance from lying outside the training data goes, ``(rows,)``.
-            limited: Where the features go, scaled and smoothly limited, in single precision, ``(rows, n)``.
+            x: Raw features, ``(rows, n)``, float64.
+            beyond: Receives the variance of extrapolation, ``(rows,)``.
+            limited: Receives the scaled and limited features, ``(rows, n)``, float32.
         """
         return native.bound("ensemble_features", tuple(x.shape), (x, *self.given, beyond, limited), doubles=7)
 
 
 class _Head:
-    """:class:`NoiseHead` by three calls: what its networks are told, what they say, and what follows."""
+    """:class:`NoiseHead` by three calls of kernels: its inputs, its networks, and the corrected log-variance."""
 
     def __init__(self, head: NoiseHead, stacks: Sequence[Stack]) -> None:
         form = plain_form(head.networks.architecture)
@@ -185,7 +199,7 @@ class _Head:
         self.networks = form.arrays(head.networks.state()[0])
         ends, folds = np.cumsum([len(stack) for stack in stacks]), max(map(len, stacks))
         of_kind = [np.resize(np.arange(end - len(stack), end), folds) for stack, end in zip(stacks, ends, strict=True)]
-        self.groups = native.integers(np.concatenate(of_kind).tolist())  # (kinds, folds): taken together, one of each
+        self.groups = native.integers(np.concatenate(of_kind).tolist())  # (kinds, folds): a group has one of each kind
         self.kinds, self.folds = len(stacks), folds
         self.weights, *scales = (t.float().contiguous() for t in (head.kind_weights, head.center, head.scale))
         within = head.range.tolist()
@@ -193,12 +207,12 @@ class _Head:
         self.settings = _floats(float(head.log_scale), float(head.spread), *within, STEEPEST, LEAST_SHARE)
 
     def bound(self, features: Tensor, outputs: Tensor, log_variance: Tensor) -> list[Call]:
-        """Calls that compute the logarithm of the variance of the noise; see :meth:`NoiseHead.forward`.
+        """Return the calls that compute the log-variance of the noise, as :meth:`NoiseHead.forward` does.
 
         Args:
-            features: ``(rows, n)``.
-            outputs: Of the networks, ``(M, rows, 3)``.
-            log_variance: Where it goes, ``(rows,)``.
+            features: Scaled features, ``(rows, n)``.
+            outputs: Outputs of the networks, ``(M, rows, 3)``.
+            log_variance: Receives the log-variance, ``(rows,)``.
         """
         (rows, n), heads = features.shape, self.networks.flat.shape[0]
         told = features.new_empty(self.folds * rows, n + 3)
@@ -213,15 +227,17 @@ class _Head:
 
 
 def _doubles(*values: float) -> Tensor:
+    """Return numbers as a float64 tensor on the CPU."""
     return torch.tensor(values, dtype=torch.float64, device="cpu")
 
 
 def _floats(*values: float) -> Tensor:
+    """Return numbers as a float32 tensor on the CPU."""
     return torch.tensor(values, dtype=torch.float32, device="cpu")
 
 
 def _ends(stack: Stack) -> tuple[int, int] | None:
-    """Features and outputs of networks of a kind that a kernel knows; ``None`` for any other."""
+    """Return the numbers of features and outputs of networks that a kernel supports, or ``None`` for any other."""
     state = {name: tensor for part in stack.state() for name, tensor in part.items()}
     if (form := plain_form(stack.architecture)) is not None:
         arrays = form.arrays(state)
@@ -235,7 +251,7 @@ def _ends(stack: Stack) -> tuple[int, int] | None:
 
 
 def _joined(parts: Sequence[tuple[slice, plain.PlainNetworks]]) -> Bind:
-    """Plain networks of one shape as one."""
+    """Return one call for deterministic networks of the same shape, which may belong to different stacks."""
     places, networks = zip(*parts, strict=True)
     joined = plain.PlainNetworks.joined(networks)
     consecutive = all(a.stop == b.start for a, b in itertools.pairwise(places))
@@ -249,7 +265,13 @@ def _joined(parts: Sequence[tuple[slice, plain.PlainNetworks]]) -> Bind:
 
 
 def _bind_of(stack: Stack, places: slice, moments: type[Any]) -> Bind | None:
-    """A Gaussian process, or perceptrons whose moments a kernel propagates; ``None`` for anything else."""
+    """Return the calls of a Gaussian process, or of perceptrons whose moments a kernel propagates, or ``None``.
+
+    Args:
+        stack: The networks.
+        places: Their positions in the ensemble.
+        moments: Type of moments that the ensemble propagates.
+    """
     if (process := _process_of(stack)) is not None:
         return _process(process, places)
     state = {name: tensor.detach() for part in stack.state() for name, tensor in part.items()}
@@ -263,7 +285,7 @@ def _bind_of(stack: Stack, places: slice, moments: type[Any]) -> Bind | None:
 
 
 def _process_of(stack: Stack) -> dict[str, Tensor] | None:
-    """The state of a Gaussian process that is alone in its stack."""
+    """Return parameters and buffers of a stack that is a single Gaussian process, or ``None``."""
     layers = list(stack.architecture.children())
     if len(stack) != 1 or len(layers) != 1 or not isinstance(layers[0], GaussianProcess):
         return None
@@ -271,6 +293,7 @@ def _process_of(stack: Stack) -> dict[str, Tensor] | None:
 
 
 def _process(state: dict[str, Tensor], places: slice) -> Bind:
+    """Return the calls of a Gaussian process at a position in the ensemble."""
     held = [state[name].contiguous() for name in ("weight", "points", "center", "scale", "limit", "kernel")]
     log_variance = float(GaussianProcess.log_noise_variance(state["kernel"]))
 
@@ -285,6 +308,8 @@ def _process(state: dict[str, Tensor], places: slice) -> Bind:
 
 
 def _perceptrons(networks: perceptron.Perceptrons, exact: bool, places: slice) -> Bind:
+    """Return the calls of perceptrons with exact or diagonal moments, at positions in the ensemble."""
+
     def bind(z: Tensor, outputs: Array) -> list[Call]:
         each = z.new_empty(networks.flat.shape[0], *z.shape)
         call, mean, spread = perceptron.bound_propagation(networks, exact, each, torch.zeros_like(each))
@@ -296,5 +321,5 @@ def _perceptrons(networks: perceptron.Perceptrons, exact: bool, places: slice) -
 
 
 def _put(source: Tensor, target: Array, at: Any) -> Call:
-    """A call that copies numbers to some places."""
+    """Return a call that copies a tensor to an index of an array."""
     return partial(target.__setitem__, at, source.numpy())

@@ -1,4 +1,4 @@
-"""What an ensemble says about rows, for a network that is to say the same: rows, and values of their distributions."""
+"""Training data of distillation: rows, and quadrature values of the distributions that the ensemble predicts there."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from mpgelu.predictive import Predictive
 
 Array = NDArray[np.float64]
 
-VALUES = 4  # that stand for a row's distribution in a step
+VALUES = 4  # number of values that represent the distribution of a row in a step
 
-_NEIGHBOURS, _MOST_NEIGHBOURS_OF = 10, 10_000  # of a row; rows among which they are searched for
-_WHOLLY = 0.5  # share of the made rows whose features are exchanged wholly
-_OUTSIDE, _FARTHEST = 0.1, 3.0  # share of the made rows that are moved away, and by how many standard deviations
-_SETS = 8  # of values of a row
-_LEAST_SHARE = 1e-6  # of the variance that counts as epistemic
+_NEIGHBOURS, _MOST_NEIGHBOURS_OF = 10, 10_000  # nearest neighbours of a row, and rows among which they are searched
+_WHOLLY = 0.5  # share of the synthetic rows that take features of a neighbour without interpolation
+_OUTSIDE, _FARTHEST = 0.1, 3.0  # share of the synthetic rows outside the data, and their largest standard deviation
+_SETS = 8  # number of sets of values of a row
+_LEAST_SHARE = 1e-6  # smallest epistemic part of the variance, whose logarithm must be finite
 _AT_ONCE = 1024
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a teacher predicts, in units of the target's scale.
+    """Predictions of a teacher, an ensemble, in units of the scaled target.
 
     Args:
-        z: Scaled features ``(rows, n)``.
-        values: Sets of values that stand for each row's distribution, ``(sets, rows, values)``.
-        mean: ``(rows,)``.
-        log_epistemic: Logarithm of the variance from not knowing the function, ``(rows,)``.
-        variance: The whole variance, ``(rows,)``.
-        given: How many of the rows, the first, are given ones.
+        z: Scaled features, ``(rows, n)``.
+        values: Sets of values that represent the distribution of each row, ``(sets, rows, values)``.
+        mean: Mean of each distribution, ``(rows,)``.
+        log_epistemic: Logarithm of the epistemic variance, ``(rows,)``.
+        variance: Variance of each distribution, ``(rows,)``.
+        given: Number of given rows, which come first; the others are synthetic.
     """
 
     z: Tensor
@@ -52,7 +52,14 @@ class Lesson:
 
     @classmethod
     def of(cls, teacher: Ensemble, rows: Tensor, given: int, seed: int) -> Lesson:
-        """Ask a teacher about raw features ``(rows, n)``."""
+        """Return the predictions of a teacher.
+
+        Args:
+            teacher: An ensemble for a target of scale one.
+            rows: Raw features, ``(rows, n)``.
+            given: Number of given rows, which come first.
+            seed: Seed of the values.
+        """
         generator = torch.Generator().manual_seed(seed)
         parts: list[tuple[Tensor, ...]] = []
         for some in torch.split(rows, _AT_ONCE):
@@ -62,16 +69,16 @@ class Lesson:
             parts.append((values, p.mean, p.epistemic_variance, p.variance))
         values, mean, epistemic, variance = (torch.cat(part).float() for part in zip(*parts, strict=True))
         variance = variance.clamp_min(torch.finfo(torch.float32).tiny)
-        epistemic = torch.maximum(epistemic, _LEAST_SHARE * variance)  # of one sure network there is none
+        epistemic = torch.maximum(epistemic, _LEAST_SHARE * variance)  # a single deterministic network has none
         return cls(
             teacher.scaling(rows).float(), values.movedim(1, 0).contiguous(), mean, epistemic.log(), variance, given
         )
 
     def batch(self, at: Tensor, step: int) -> Batch:
-        """Some of the rows, with another set of their values in every step.
+        """Return some of the rows, with another set of their values in each step.
 
         Args:
-            at: Which rows, ``(batch,)``.
+            at: Numbers of the rows, ``(batch,)``.
             step: Number of the step.
         """
         values = self.values[step % len(self.values)].index_select(0, at).T
@@ -80,19 +87,19 @@ class Lesson:
 
     @cached_property
     def _together(self) -> Tensor:
-        """What is known of each row side by side, since every choice of rows costs: ``(rows, n + 3)``."""
+        """Features, mean, log epistemic variance and variance of each row, ``(rows, n + 3)``, for a single gather."""
         return torch.cat([self.z, torch.stack([self.mean, self.log_epistemic, self.variance], 1)], 1)
 
 
 class Batch(NamedTuple):
-    """Rows of a lesson.
+    """Some rows of a lesson; see there.
 
-    Args:
-        z: Scaled features ``(batch, n)``.
-        values: That stand for each row's distribution, ``(values, batch)``.
-        mean: ``(batch,)``.
-        log_epistemic: ``(batch,)``.
-        variance: ``(batch,)``.
+    Attributes:
+        z: Scaled features, ``(batch, n)``.
+        values: Values that represent the distribution of each row, ``(values, batch)``.
+        mean: Mean of each distribution, ``(batch,)``.
+        log_epistemic: Logarithm of the epistemic variance, ``(batch,)``.
+        variance: Variance of each distribution, ``(batch,)``.
     """
 
     z: Tensor
@@ -103,16 +110,19 @@ class Batch(NamedTuple):
 
 
 def spread_values(distribution: Predictive, count: int, generator: torch.Generator, sets: int = 1) -> Tensor:
-    """Sets of values that stand for each row's distribution, ``(sets, rows, count)``: randomly shifted lattices.
+    r"""Return sets of values that represent the distribution of each row, ``(sets, rows, count)``.
 
-    The first coordinate of a point chooses the component, the second the place in it. An average over the values of a
-    set has the expectation under the distribution as its mean, and far less variance than one over independent draws.
+    The values are images of a randomly shifted lattice in the unit square: the first coordinate :math:`(i + u) / c` of
+    point i selects the component by its weight, and the second one :math:`\{i \varphi + v\}`, with the golden ratio
+    :math:`\varphi` and the fractional part in braces, is the probability whose quantile is taken in the component. The
+    average of a function over a set is an unbiased estimate of its expectation, with a much smaller variance than that
+    of independent draws.
 
     Args:
-        distribution: Of the rows, ``(rows,)``.
-        count: Values of a row in each set.
-        generator: Source of the shifts.
-        sets: How many, independent of each other.
+        distribution: Distributions of the rows, with batch shape ``(rows,)``.
+        count: Number c of values of a row in each set.
+        generator: Random number generator of the shifts u and v.
+        sets: Number of independent sets.
     """
     rows, dtype = distribution.means.shape[0], distribution.means.dtype
     shifts = torch.rand(2, rows, sets, 1, generator=generator, dtype=dtype)
@@ -126,13 +136,18 @@ def spread_values(distribution: Predictive, count: int, generator: torch.Generat
 
 
 def made_rows(X: Array, scaling: FeatureScale, count: int, rng: np.random.Generator) -> Array:
-    """Rows like given ones: half of the features are moved part of the way to a near neighbour, some rows outside.
+    """Return synthetic rows in the neighbourhood of given ones, ``(count, n)``.
+
+    A synthetic row starts at a given one. About half of its features, chosen at random, move towards those of one of
+    its ten nearest neighbours: all the way in half of the rows, which keeps the values of categorical codes, and by a
+    common random fraction in the others. A tenth of the rows is then moved outside the data by Gaussian steps of up to
+    three standard deviations of the features.
 
     Args:
-        X: Raw features ``(rows, n)``.
-        scaling: In whose units neighbours are near.
-        count: How many to make.
-        rng: Source of randomness.
+        X: Raw features of the given rows, ``(rows, n)``.
+        scaling: Scaling of the features, in whose units distances are measured.
+        count: Number of synthetic rows.
+        rng: Random number generator.
     """
     known = X[rng.permutation(len(X))[:_MOST_NEIGHBOURS_OF]]
     z = scaling(torch.as_tensor(known)).numpy()
@@ -142,11 +157,11 @@ def made_rows(X: Array, scaling: FeatureScale, count: int, rng: np.random.Genera
     if count_of_near:
         near = np.asarray(cKDTree(z).query(z, count_of_near + 1)[1])[:, 1:]
         other = known[near[base, rng.integers(count_of_near, size=count)]]
-        part = np.where(rng.random((count, 1)) < _WHOLLY, 1.0, rng.random((count, 1)))  # whole steps keep codes codes
+        part = np.where(rng.random((count, 1)) < _WHOLLY, 1.0, rng.random((count, 1)))
         moved = (rng.random(rows.shape) < 0.5) * part
         rows = rows + moved * (other - rows)
     outside = rng.random((count, 1)) < _OUTSIDE
-    chosen = rng.random(rows.shape) < rng.random((count, 1))  # few features of some rows, most of others
+    chosen = rng.random(rows.shape) < rng.random((count, 1))  # a random share of the features of each row
     distance = rng.standard_normal(rows.shape) * known.std(axis=0) * rng.uniform(0, _FARTHEST, (count, 1))
     made: Array = np.where(outside & chosen, rows + distance, rows)
     return made

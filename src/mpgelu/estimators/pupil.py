@@ -1,4 +1,4 @@
-"""The network that learns what an ensemble says: its layers, its loss with its gradient, its steps."""
+"""The compact network of distillation: its layers, its loss with an analytic gradient, and its training."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ from mpgelu.layers import Beside, GaussianLinear, Linear, Periodic, Scale, SiLU
 from mpgelu.likelihoods import GaussianMixture
 from mpgelu.training import training_progress
 
-_BATCH, _GIVEN_SHARE = 256, 0.1  # rows of a step, and the share of them that are given ones
-_PEAK, _CLIP, _BETAS, _EPSILON = 1e-2, 5.0, (0.9, 0.98), 1e-8  # of Adam
+_BATCH, _GIVEN_SHARE = 256, 0.1  # rows of a step, and the share of given rows among them
+_PEAK, _CLIP, _BETAS, _EPSILON = 1e-2, 5.0, (0.9, 0.98), 1e-8  # settings of Adam
+# Learning rates of parameters relative to the others.
 _SPEEDS = {"frequency": 3.0, "phase": 3.0, "log_weight_variance": 5.0, "log_bias_variance": 5.0}
-_SIGMA = 0.4  # of the frequencies, see Periodic
-_EPISTEMIC_WEIGHT, _MEAN_WEIGHT = 0.05, 2.0  # of their terms of the loss
+_SIGMA = 0.4  # standard deviation of the initial frequencies, see Periodic
+_EPISTEMIC_WEIGHT, _MEAN_WEIGHT = 0.05, 2.0  # weights of terms of the loss
 _SHOWN_EVERY = 20  # steps between two updates of the progress bar
 _TURN = 2 * math.pi
 
 
 def compact_network(features: int, hidden: Sequence[int], likelihood: GaussianMixture) -> nn.Sequential:
-    """A perceptron after a periodic embedding, sure of everything but the location of its mixture.
+    """Return an untrained perceptron with a periodic embedding, whose location alone is random.
 
-    Only the weights of the location are random, so moments begin at the last layer: the network costs what a plain one
-    does, and diagonal moments are as exact as full ones.
+    The last layer predicts the location of the mixture with Gaussian weights, and its shape (logits, offsets and
+    log-variances) with deterministic ones. Moments therefore start at the last layer: the network takes the time of a
+    deterministic one, and diagonal moments are exact.
 
     Args:
         features: Number of scaled features.
-        hidden: Units of each hidden layer.
-        likelihood: What the outputs mean.
+        hidden: Number of units of each hidden layer.
+        likelihood: Likelihood of the outputs.
     """
     embedding = Periodic(features, sigma=_SIGMA)
     modules: list[nn.Module] = [embedding, Scale(embedding.out_features)]
@@ -57,14 +59,14 @@ def compact_network(features: int, hidden: Sequence[int], likelihood: GaussianMi
 
 
 class Taught(NamedTuple):
-    """The terms of the loss of a batch, and its gradient by the outputs of the network.
+    """The terms of the loss of a batch, and its gradient with respect to the outputs of the network.
 
-    Args:
-        log_densities: Of the values of each row, but for a constant, ``(values, batch)``.
-        distances: Squared distances of the means in units of the variance, ``(batch,)``.
+    Attributes:
+        log_densities: Log densities of the values of each row, up to a constant, ``(values, batch)``.
+        distances: Squared differences of the means, divided by the variance of the teacher, ``(batch,)``.
         apart: Differences of the logarithms of the epistemic variances, ``(batch,)``.
-        by_variance: By the variance of the location, ``(batch,)``.
-        by_outputs: By the other outputs, ``(1 + 3 K, batch)``.
+        by_variance: Gradient with respect to the variance of the location, ``(batch,)``.
+        by_outputs: Gradient with respect to the other outputs, ``(1 + 3 K, batch)``.
     """
 
     log_densities: Tensor
@@ -74,28 +76,34 @@ class Taught(NamedTuple):
     by_outputs: Tensor
 
     def loss(self) -> Tensor:
-        """The loss, ``()``; steps do not need it."""
+        r"""Return the loss, ``()``, for the progress bar; training uses its gradient only.
+
+        .. math:: -\overline{\log p(y)} + 2\, \overline{(\mu - \mu_t)^2 / v_t} + 0.05\, \overline{(\log e - \log e_t)^2}
+
+        averages over values y and rows, with mean :math:`\mu` and epistemic variance e of the network, and mean,
+        variance and epistemic variance of the teacher t.
+        """
         cross_entropy = 0.5 * math.log(2 * math.pi) - self.log_densities.mean()
         return cross_entropy + _MEAN_WEIGHT * self.distances.mean() + _EPISTEMIC_WEIGHT * self.apart.square().mean()
 
 
 def taught(outputs: Tensor, variance: Tensor, batch: Batch) -> Taught:
-    r"""Cross entropy of the distributions, and the distances of their means and of their epistemic variances.
+    r"""Return the terms of the loss (:meth:`Taught.loss`) and its gradient with respect to the outputs.
 
-    The density is that of :meth:`GaussianMixture.predictive` for these outputs. With the responsibility
-    :math:`r_k` of a component for a value y and :math:`d_k = y - m_k`, minus its logarithm has the derivatives
+    The density p is that of :meth:`GaussianMixture.predictive` for these outputs. With the responsibility
+    :math:`r_k` of component k for a value y and :math:`d_k = y - m_k`, the derivatives of :math:`-\log p(y)` are
 
     .. math:: \partial a_k = \pi_k - r_k, \qquad \partial m_k = -r_k \frac{d_k}{v_k}, \qquad
         \partial v_k = \frac{r_k}{2 v_k} \Big(1 - \frac{d_k^2}{v_k}\Big)
 
-    Written out because a step has so few rows that the bookkeeping of automatic derivatives would take longer than
-    the arithmetic. For the same reason one operation of torch does here what two would say more plainly.
+    The gradient is analytic because a step has so few rows that the overhead of automatic differentiation would exceed
+    the arithmetic. For the same reason operations of torch are fused where this is possible.
 
     Args:
-        outputs: Mean of the location, then logits, offsets and log-variances, which are known, ``(1 + 3 K, batch)``;
-            rows come last, for a sum over components is then one over long vectors.
+        outputs: Mean of the location, followed by the deterministic logits, offsets and log-variances,
+            ``(1 + 3 K, batch)``; rows are the last dimension, so that sums over components run over long vectors.
         variance: Variance of the location, ``(batch,)``.
-        batch: What the teacher predicts there.
+        batch: Rows, and the predictions of the teacher for them.
     """
     count, rows = len(outputs) // 3, len(variance)
     location, logits, offsets, log_noises = torch.split(outputs, [1, count, count, count])
@@ -126,33 +134,45 @@ def taught(outputs: Tensor, variance: Tensor, batch: Batch) -> Taught:
 
 
 class _Layers(NamedTuple):
-    """Parameters of a compact network, or their gradients."""
+    """Parameters of a compact network, or their gradients.
+
+    Attributes:
+        frequency: Frequencies of the embedding, ``(n, frequencies)``.
+        phase: Phases of the embedding, ``(n, frequencies)``.
+        combination: Weights of the cosines, ``(n, frequencies, combinations)``.
+        scale: Scale of the embedded features, ``(n (1 + combinations),)``.
+        hidden: Weight ``(after, before)`` and bias ``(after,)`` of each hidden layer.
+        head: Weights of the last layer, of the location and then of the shape, ``(1 + 3 K, units)``.
+        head_bias: Biases of the last layer, ``(1 + 3 K,)``.
+        log_variance: Log-variances of the weights of the location, ``(1, units)``.
+        log_bias_variance: Log-variance of the bias of the location, ``(1,)``.
+    """
 
     frequency: Tensor
     phase: Tensor
     combination: Tensor
     scale: Tensor
-    hidden: list[tuple[Tensor, Tensor]]  # weight and bias of each
-    head: Tensor  # of the location, then of the shape
+    hidden: list[tuple[Tensor, Tensor]]
+    head: Tensor
     head_bias: Tensor
     log_variance: Tensor
     log_bias_variance: Tensor
 
     @staticmethod
     def of(tensors: Sequence[Tensor]) -> _Layers:
-        """From tensors in this order, weights and biases in turns."""
+        """Return the parameters from tensors in the order of the attributes, weights and biases alternating."""
         frequency, phase, combination, scale, *hidden, head, head_bias, log_variance, log_bias_variance = tensors
         pairs = list(zip(hidden[::2], hidden[1::2], strict=True))
         return _Layers(frequency, phase, combination, scale, pairs, head, head_bias, log_variance, log_bias_variance)
 
 
 def learn(layers: _Layers, gradients: _Layers, batch: Batch) -> Taught:
-    """What a batch teaches; the gradient of its loss is written into the tensors for it.
+    """Return the terms of the loss of a batch, and write its gradient with respect to the parameters.
 
     Args:
-        layers: Of the network that :func:`compact_network` makes.
-        gradients: Tensors of the same shapes.
-        batch: What it is to predict.
+        layers: Parameters of a network of :func:`compact_network`.
+        gradients: Tensors of the same shapes, which are overwritten with the gradient.
+        batch: Rows, and the predictions of the teacher for them.
     """
     z = batch.z.unsqueeze(-1)
     angles = torch.addcmul(_TURN * layers.phase, z, _TURN * layers.frequency)  # (batch, n, frequencies)
@@ -190,14 +210,14 @@ def learn(layers: _Layers, gradients: _Layers, batch: Batch) -> Taught:
 
 @torch.no_grad()
 def train(network: nn.Sequential, lesson: Lesson, steps: int, seed: int, progress: bool) -> None:
-    """Adam, with a learning rate that falls to zero; a step that is not finite is left out.
+    """Train a compact network by Adam, with a warm-up and a cosine decay of the learning rate to zero.
 
     Args:
-        network: As :func:`compact_network` makes it; changed in place.
-        lesson: What it is to learn.
+        network: A network of :func:`compact_network`, which is trained in place.
+        lesson: Predictions of the teacher.
         steps: Number of steps.
-        seed: Of the batches.
-        progress: Show a progress bar on a terminal.
+        seed: Seed of the batches.
+        progress: Whether to show a progress bar on a terminal.
     """
     generator = torch.Generator().manual_seed(seed)
     parameters = _Parameters(network)
@@ -214,12 +234,23 @@ def train(network: nn.Sequential, lesson: Lesson, steps: int, seed: int, progres
 
 
 class _Parameters:
-    """Parameters of a compact network as one vector, of which the network's are views, and their gradient; Adam.
+    """Parameters of a compact network as one vector, with the state of Adam.
 
-    One vector, because each operation on all parameters is then one of torch.
+    The parameters of the network become views of the vector, so that a step is a few operations of torch for all
+    parameters together.
 
     Args:
-        network: As :func:`compact_network` makes it; its parameters are moved into the vector.
+        network: A network of :func:`compact_network`; its parameters are moved into the vector.
+
+    Attributes:
+        vector: All parameters, ``(parameters,)``.
+        speed: Learning rate of each parameter relative to the others.
+        gradient: Gradient of the loss.
+        mean: First moment of Adam.
+        square: Second moment of Adam.
+        layers: Views of the vector by layer.
+        gradients: Views of the gradient by layer.
+        taken: Number of steps.
     """
 
     def __init__(self, network: nn.Sequential) -> None:
@@ -238,7 +269,11 @@ class _Parameters:
             parameter.data = view
 
     def step(self, rate: float) -> None:
-        """A step of Adam by the gradient, shortened where it is too long and left out where it is not finite."""
+        """Take a step of Adam with a clipped gradient; a gradient that is not finite is skipped.
+
+        Args:
+            rate: Learning rate of this step.
+        """
         norm = self.gradient.norm().item()
         if not math.isfinite(norm):
             return
@@ -253,10 +288,11 @@ class _Parameters:
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Return tensors as one vector."""
     return torch.cat([part.detach().flatten() for part in parts])
 
 
 def _split(whole: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Parts of a vector in the shapes of others."""
+    """Return consecutive parts of a vector in the shapes of other tensors."""
     parts = torch.split(whole, [part.numel() for part in like])
     return [part.view_as(shape) for part, shape in zip(parts, like, strict=True)]

@@ -1,4 +1,4 @@
-"""The network that distillation makes, as few nodes: constants are folded into the weights of its layers."""
+"""The ONNX graph of a distilled network, with few nodes: constants are folded into the weights of its layers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from mpgelu.layers import Beside, GaussianLinear, Linear, Periodic, Scale, SiLU
 from mpgelu.likelihoods import GaussianMixture
 from mpgelu.networks import Parts
 
-_FARTHEST = 1e15  # scales from the centre, whose square float32 holds
-_SMALLEST = 1e-36  # variance that is none, close to the smallest normal float32
-_EPISTEMIC, _ALEATORIC = np.array([1.0, 1.0, 0.0]), np.array([1.0, 0.0, 1.0])  # of the whole variance and its parts
+_FARTHEST = 1e15  # largest distance from the centre in scales; its square is finite in float32
+_SMALLEST = 1e-36  # smallest variance of a component, close to the smallest normal float32
+# Contributions of the epistemic and the aleatoric variance to the variance, the epistemic and the aleatoric part.
+_EPISTEMIC, _ALEATORIC = np.array([1.0, 1.0, 0.0]), np.array([1.0, 0.0, 1.0])
 
 
 def is_compact(parts: Parts) -> bool:
-    """Whether a model is one as :meth:`mpgelu.MPGELURegressor.distill` makes it."""
+    """Return whether a model has the structure that :meth:`mpgelu.MPGELURegressor.distill` returns."""
     if not isinstance(parts.likelihood, GaussianMixture) or len(parts.networks) != 1:
         return False
     network = parts.networks[0]
@@ -34,11 +35,11 @@ def is_compact(parts: Parts) -> bool:
 
 
 def distribution(x: Value, parts: Parts, levels: Sequence[float]) -> Distribution:
-    """The mixture that a compact network predicts; its location alone is random, so everything is exact.
+    """Return the mixture that a compact network predicts; exact, because its location alone is random.
 
     Args:
         x: Features minus their centres, ``(rows, n)``.
-        parts: A model that :func:`is_compact`.
+        parts: A model for which :func:`is_compact` is true.
         levels: Probabilities of the quantiles.
     """
     assert isinstance(parts.likelihood, GaussianMixture)
@@ -50,12 +51,12 @@ def distribution(x: Value, parts: Parts, levels: Sequence[float]) -> Distributio
     limit = float(parts.scaling.limit)
     unit = limit if limit < _FARTHEST else 1.0
     x = (x * (1 / (unit * parts.scaling.scale.numpy()))).op("Clip", -_FARTHEST / unit, _FARTHEST / unit)
-    # The smooth limit, x over the root of 1 + x^2
+    # The smooth limit is x / sqrt(1 + x^2) = sin(atan(x)).
     hidden = _hidden(x.op("Atan").op("Sin") if limit < _FARTHEST else x, network, unit)
     outputs = hidden.op("Gemm", *_folded(location, shape, count, scale))
     logits, means, log_noises = x.graph.ops("Split", 3, outputs, axis=1, num_outputs=3)
     weights, noises = logits.op("Softmax", axis=1), log_noises.exp()
-    mean = (weights * means) @ np.ones((count, 1))  # a product with a vector is refused for no rows
+    mean = (weights * means) @ np.ones((count, 1))  # onnxruntime refuses a product with a vector if there are no rows
     centers = means - mean
 
     epistemics = _epistemics(x, hidden, parts, location, unit)  # (rows, 3)
@@ -70,12 +71,14 @@ def distribution(x: Value, parts: Parts, levels: Sequence[float]) -> Distributio
 
 
 def _hidden(z: Value, network: nn.Sequential, unit: float) -> Value:
-    """Units before the last layer: the embedding's combinations and scales are part of the first linear layer.
+    """Return the units before the last layer, ``(rows, units)``.
+
+    The combinations of the embedding and the scales are folded into the weights of the first linear layer.
 
     Args:
-        z: Limited features in units of ``unit``, which is part of the weights, ``(rows, n)``.
-        network: That :func:`is_compact`.
-        unit: In scales of the features.
+        z: Limited features in units of ``unit``, ``(rows, n)``.
+        network: A compact network.
+        unit: Unit of the features in their scales, which is folded into the weights.
     """
     embedding, scaling, first = network[0], network[1], network[2]
     assert isinstance(embedding, Periodic)
@@ -96,14 +99,17 @@ def _hidden(z: Value, network: nn.Sequential, unit: float) -> Value:
 
 
 def _epistemics(x: Value, hidden: Value, parts: Parts, location: GaussianLinear, unit: float) -> Value:
-    """The epistemic variance in the target's unit where it counts, ``(rows, 3)``: of the weights and of the distance.
+    """Return the contributions of the epistemic variance to the variance and its two parts, ``(rows, 3)``.
+
+    The epistemic variance is due to the random weights and to the distance from the training data, in the squared unit
+    of the target; its contribution to the aleatoric part is zero.
 
     Args:
         x: Features before the limit in units of ``unit``, ``(rows, n)``.
-        hidden: Units before the last layer.
+        hidden: Units before the last layer, ``(rows, units)``.
         parts: The model.
-        location: The layer of random weights.
-        unit: In scales of the features.
+        location: The layer with random weights.
+        unit: Unit of the features in their scales.
     """
     scaling, reach = parts.scaling, float(parts.scaling.reach)
     variances, roots = _array(location.weight_variance)[0], hidden
@@ -117,7 +123,7 @@ def _epistemics(x: Value, hidden: Value, parts: Parts, location: GaussianLinear,
 
 
 def _folded(location: GaussianLinear, shape: Linear, count: int, scale: float) -> tuple[Array, Array]:
-    """Weights and biases of logits, means in the target's unit, and log-variances in its square."""
+    """Return weights and biases of logits, means in the unit of the target, and log-variances in its squared unit."""
     weight, bias = _array(shape.weight).copy(), _bias(shape).copy()
     means = slice(count, 2 * count)
     weight[means] = scale * (weight[means] + _array(location.weight))
@@ -127,6 +133,7 @@ def _folded(location: GaussianLinear, shape: Linear, count: int, scale: float) -
 
 
 def _silu(value: Value) -> Value:
+    """Return x / (1 + exp(-x))."""
     return value * value.op("Sigmoid")
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def plot_attribution(frame: pd.DataFrame, rows: Sequence[int] | None = None) -> Figure:
-    """Draw the contributions to the variance: stacked bars for some rows, and a ranking over all rows.
+    """Draw the contributions to the variance: stacked bars for some rows, and a ranking, without the noise, over all.
 
     Args:
         frame: The result of :func:`attribute`.
@@ -47,9 +47,11 @@ def plot_attribution(frame: pd.DataFrame, rows: Sequence[int] | None = None) -> 
         bottom = bottom + chosen[source].to_numpy()
     bars.set(xlabel="row", ylabel="variance", title="Where the variance of some rows comes from")
     bars.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small", frameon=False)
-    top = frame.assign(name=_names(frame)).groupby("name").variance.sum().nlargest(15)[::-1]
-    ranking.barh(list(top.index), 100 * top / frame.variance.sum())
-    ranking.set(xlabel="% of the variance of all rows", title="Largest sources")
+    rest = frame[frame.kind != "noise"]  # beside the noise, which is often most of it, nothing else could be seen
+    top = rest.assign(name=_names(rest)).groupby("name").variance.sum().nlargest(15)[::-1]
+    ranking.barh(list(top.index), 100 * top / rest.variance.sum())
+    noise = 1 - rest.variance.sum() / frame.variance.sum()
+    ranking.set(xlabel="% of the rest, over all rows", title=f"Beside the noise ({noise:.0%})")
     return figure
 
 

@@ -113,11 +113,11 @@ def size_of(name: str, rows: int, widths: Integers) -> int:
 
 
 def size_of_array(name: str, *counts: int) -> int:
-    """How many floats a kernel needs that is not of networks.
+    """Return the number of floats of the workspace of a kernel that does not evaluate networks.
 
     Args:
         name: ``"<kernel>_workspace"``.
-        *counts: What the function of ``kernels.h`` takes.
+        *counts: Arguments of this function in ``kernels.h``.
     """
     size: int = _function(f"{name}_{variant()}", ctypes.c_int64)(*map(ctypes.c_int64, counts))
     return size
@@ -134,14 +134,17 @@ def run(name: str, sizes: Sequence[Size], tensors: Sequence[Tensor], doubles: in
 
 
 def bound(name: str, sizes: Sequence[Size], tensors: Sequence[Tensor], doubles: int = 0) -> Callable[[], None]:
-    """A kernel with its arguments, which it keeps, to be called any number of times.
+    """Return a kernel with its arguments as a function that can be called any number of times.
 
     Args:
-        name: A function of ``kernels.h``, without its variant.
+        name: Name of a function of ``kernels.h``, without its variant.
         sizes: Its leading integers, or arrays of them.
-        tensors: Contiguous tensors on the CPU, of float32 but for the first ``doubles``: what the kernel reads and what
-            it overwrites.
-        doubles: How many of the tensors are of float64.
+        tensors: Contiguous tensors on the CPU that the kernel reads or overwrites: ``doubles`` tensors of float64,
+            followed by tensors of float32. The function holds references to them.
+        doubles: Number of tensors of float64.
+
+    Raises:
+        TypeError: A tensor has another dtype, is not contiguous, or not on the CPU.
     """
     wanted = [torch.float64] * doubles + [torch.float32] * (len(tensors) - doubles)
     for tensor, dtype in zip(tensors, wanted, strict=True):
@@ -151,7 +154,7 @@ def bound(name: str, sizes: Sequence[Size], tensors: Sequence[Tensor], doubles: 
     function = _typed.get(name) or _with_types(name, sizes, len(tensors))
     arguments = (*sizes, *[tensor.data_ptr() for tensor in tensors])
 
-    def call(held: object = tensors) -> None:  # the addresses are theirs
+    def call(held: object = tensors) -> None:  # the reference keeps the memory at these addresses alive
         function(*arguments)
 
     return call
@@ -182,7 +185,7 @@ def keep_freed_memory() -> None:
 
 
 def _with_types(name: str, sizes: Sequence[Size], pointers: int) -> Any:
-    """A kernel as a function of plain integers, kept: its sizes, of which some are arrays, then addresses."""
+    """Return a kernel with declared argument types: integers or arrays of integers, followed by addresses."""
     function = _function(f"{name}_{variant()}", None)
     numbers = [ctypes.c_int64 if isinstance(size, int) else ctypes.c_void_p for size in sizes]
     function.argtypes = [*numbers, *[ctypes.c_void_p] * pointers]

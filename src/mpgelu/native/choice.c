@@ -1,4 +1,5 @@
-/* Which of the compiled variants this processor can run, and the numbers of names. */
+/* Functions that exist once, not for every instruction set: the variant for this processor, and the numbers of
+ * nonlinearities. */
 #include "kernels.h"
 
 const char *kernels_variant(void) {

@@ -1,14 +1,27 @@
-/* Diagonal moments: variances without correlations.
+/* Diagonal moments through perceptrons: means and variances, without correlations.
  *
- * Arrays are (features, rows): a linear map is then a product with the weights as they are, and every loop over rows
- * fills whole vectors. All rows of a block go from the input to the output while what they need is in the cache.
+ * For a layer with weights W, bias b, and a mask of mean g and variance n before it, the rules are
+ *
+ *   mask           m <- g m,          v <- g^2 v + n (v + m^2)
+ *   linear map     m <- W m + b,      v <- (W * W) v
+ *   MP-GELU        m <- k m,          v <- k^2 v + k (1 - k) (v + m^2),   k = Phi(m / sqrt v)
+ *   ReLU           m <- s SR(a),      v <- v (Phi(a) - SR(a) SR(-a)),     a = m / s, s = sqrt v
+ *
+ * with SR(a) = phi(a) + a Phi(a).
+ *
+ * A nonlinearity and the mask of the next layer are one loop. Arrays are (features, rows), so that a linear map is a
+ * matrix product with the weights in their own layout, and the vector instructions run over rows. A block of rows
+ * passes through all layers before the next block starts, so that its values stay in the cache.
+ *
+ * The backward pass reads the moments before and after each linear map, which the forward pass has kept.
  */
 #include "products.h"
 
 #define BLOCK 256 /* rows, a multiple of LANES */
-#define BAND 20 /* units whose weights get their gradients together: what they need stays in the cache however wide layers are */
+#define BAND 20 /* units whose gradients are computed together, so that they fit the cache for layers of any width */
 
-/* One layer of one network for a block of rows; `width` is their number, padded. */
+/* One layer of one network for a block of rows. The arrays have `width` columns, the number of rows rounded up to a
+ * multiple of LANES; additional columns repeat the last row. */
 struct diagonal {
     int64_t before, after, width;
     const float *weight, *bias;
@@ -17,7 +30,8 @@ struct diagonal {
     float *mean_after, *variance_after; /* (after, width) */
 };
 
-/* Fills in everything but the arrays; the end of the parameters is where the next layer begins. */
+/* Sets sizes, parameters and masks of all layers of one network. The parameters of a layer are its weights
+ * (after, before), row by row, followed by its biases (after); those of the next layer follow immediately. */
 static void set_diagonal(int64_t layers, const int64_t *widths, int64_t rows, struct diagonal *maps,
                          const float *parameters, const float *gains, const float *noises) {
     for (int64_t l = 0; l < layers; l++) {
@@ -29,6 +43,7 @@ static void set_diagonal(int64_t layers, const int64_t *widths, int64_t rows, st
     }
 }
 
+/* Sets the arrays of all layers to consecutive parts of `kept`, which has `diagonal_kept` floats. */
 static void place_diagonal(int64_t layers, struct diagonal *maps, float *kept) {
     for (int64_t l = 0; l < layers; l++) {
         struct diagonal *map = &maps[l];
@@ -39,19 +54,22 @@ static void place_diagonal(int64_t layers, struct diagonal *maps, float *kept) {
     }
 }
 
+/* Mean and variance before and after each linear map, for all rows of a block. */
 int64_t KERNEL(diagonal_kept)(int64_t rows, int64_t layers, const int64_t *widths) {
     int64_t features = 0;
     for (int64_t l = 0; l < layers; l++) features += widths[l] + widths[l + 1];
     return 2 * PADDED(rows) * features;
 }
 
+/* The workspace of both passes, for one block of rows. */
 struct diagonal_room {
-    float *kept;                   /* of one block, where the caller keeps nothing */
-    float *squares;                /* of the weights of a layer, or their transpose */
-    vector *lanes;                 /* gradients of the weights of a band */
+    float *kept;                   /* moments of one block, if the caller does not keep them */
+    float *squares;                /* (after, before), squared weights of a layer; transposed in the backward pass */
+    vector *lanes;                 /* (BAND, before), gradients of the weights, not yet summed over lanes */
     float *grad_mean, *grad_variance, *grad_mean_before, *grad_variance_before; /* (widest, width) */
 };
 
+/* Divides the workspace, and returns its size in floats; with `workspace` NULL it only counts. */
 static int64_t arrange_diagonal(int64_t rows, int64_t layers, const int64_t *widths, float *workspace,
                                 struct diagonal_room *room) {
     int64_t block = rows < BLOCK ? rows : BLOCK, widest = widths[0], largest = 0, broadest = 0;
@@ -80,7 +98,7 @@ static void square(const struct diagonal *map, float *restrict squares) {
     for (int64_t i = 0; i < map->after * map->before; i++) squares[i] = map->weight[i] * map->weight[i];
 }
 
-/* W m + b and W^2 v */
+/* The linear map: mean_after = W m + b and variance_after = (W * W) v. */
 static void apply_diagonal(const struct diagonal *map, float *squares) {
     int64_t before = map->before, after = map->after, width = map->width;
     for (int64_t o = 0; o < after; o++)
@@ -91,7 +109,8 @@ static void apply_diagonal(const struct diagonal *map, float *squares) {
     multiply_add(after, width, before, squares, before, 1, map->variance, map->variance_after);
 }
 
-/* The nonlinearity and the mask of the next layer. */
+/* The nonlinearity of this layer and the mask of the next one: (mean_after, variance_after) of the map gives
+ * (mean, variance) of the next map. */
 static void activate_diagonal(const struct diagonal *map, int64_t nonlinearity) {
     const struct diagonal *next = map + 1;
     const float *restrict mean = map->mean_after, *restrict variance = map->variance_after;
@@ -116,7 +135,8 @@ static void activate_diagonal(const struct diagonal *map, int64_t nonlinearity) 
     }
 }
 
-/* Back through both: from gradients by the next layer's masked input to those by what came out of this map. */
+/* The backward pass of `activate_diagonal`: from the gradients with respect to mean and variance of the next map, to
+ * those with respect to mean_after and variance_after of this map; all arrays are (after, width). */
 static void activate_diagonal_backward(const struct diagonal *map, int64_t nonlinearity, const float *restrict grad_mean,
                                        const float *restrict grad_variance, float *restrict by_mean,
                                        float *restrict by_variance) {
@@ -173,7 +193,10 @@ FORWARD(diagonal_forward) {
         }
 }
 
-/* Adds the gradients of a layer's weights and biases to `by`. */
+/* Adds the gradients of weights and biases of a layer to `by`. With the gradients G by mean_after and H by
+ * variance_after, (after, rows) each:
+ *
+ *   by W = G m^T + 2 W * (H v^T),     by b = sum of G over rows */
 static void weights_backward(const struct diagonal *map, const struct diagonal_room *room, float *by) {
     int64_t before = map->before, after = map->after, vectors = map->width / LANES;
     const vector *grad_mean = (const vector *)room->grad_mean, *grad_variance = (const vector *)room->grad_variance;
@@ -195,7 +218,8 @@ static void weights_backward(const struct diagonal *map, const struct diagonal_r
     }
 }
 
-/* W^T: products with it would else read the weights of a wide layer in steps that a cache cannot hold. */
+/* The transpose of W, so that products with it read consecutive memory; strided reads of a wide layer miss the cache.
+ */
 static void transpose(const struct diagonal *map, float *restrict transposed) {
     int64_t before = map->before, after = map->after;
     for (int64_t start = 0; start < after; start += LANES) {
@@ -206,7 +230,7 @@ static void transpose(const struct diagonal *map, float *restrict transposed) {
 }
 
 BACKWARD(diagonal_backward) {
-    (void)x_mean, (void)x_variance; /* in what was kept, after the mask */
+    (void)x_mean, (void)x_variance; /* the masked inputs are among the kept arrays */
     int64_t outputs = widths[layers], size = parameter_count(layers, widths);
     struct diagonal maps[layers];
     struct diagonal_room room;

@@ -1,7 +1,7 @@
-/* What an ensemble does around its networks: scaled features, inputs of the noise head and what they say, the mixture.
- * The formulas are those of networks/scaling.py, estimators/noise.py and estimators/ensemble.py.
+/* The parts of an ensemble other than its networks: scaling of features, inputs and outputs of the noise head, and the
+ * mixture. The formulas are those of networks/scaling.py, estimators/noise.py and estimators/ensemble.py.
  *
- * Outputs of networks are (networks, rows, 3): mean, log-variance of the noise, variance of the mean.
+ * The outputs of the networks are (networks, rows, 3): mean, log-variance of the noise, variance of the mean.
  */
 #include "normal.h"
 
@@ -17,8 +17,12 @@ INLINE const float *output_of(const float *outputs, int64_t network, int64_t row
     return outputs + (network * rows + row) * OUTPUTS;
 }
 
-/* Limited features (rows, n), and the variance from lying outside the training data (rows). Settings: limit, reach,
- * and the farthest that features are from their centre. */
+/* The scaled and limited features (rows, n) and the variance of extrapolation (rows), for raw features x (rows, n).
+ * With z = (x - center) / scale, clipped to [-farthest, farthest]:
+ *
+ *   limited = z / sqrt(1 + (z / limit)^2),    beyond = sum_j (reach log(1 + d_j))^2,
+ *
+ * d_j the distance of z_j from [lower_j, upper_j]. The settings are limit, reach and farthest. */
 void KERNEL(ensemble_features)(int64_t rows, int64_t n, const double *x, const double *center, const double *scale,
                                const double *lower, const double *upper, const double *settings, double *beyond,
                                float *limited) {
@@ -35,8 +39,10 @@ void KERNEL(ensemble_features)(int64_t rows, int64_t n, const double *x, const d
     }
 }
 
-/* What the head is told (folds, rows, n + 3), scaled and limited, of groups (kinds, folds): the numbers of networks that
- * are taken together. Settings: lowest and highest mean and log-variance, the least spread, the limit. */
+/* The scaled and limited inputs of the noise head (folds, rows, n + 3): the features, and mean, logarithm of the
+ * standard deviation and half the mean log-variance of the networks of a group. groups (kinds, folds) are the numbers
+ * of the networks that form a group. The settings are the smallest and the largest mean, the smallest and the largest
+ * log-variance, the smallest standard deviation, and the limit. */
 void KERNEL(ensemble_told)(int64_t rows, int64_t n, int64_t kinds, int64_t folds, const int64_t *groups,
                            const float *features, const float *outputs, const float *weights, const float *center,
                            const float *scale, const float *settings, float *told) {
@@ -63,7 +69,7 @@ void KERNEL(ensemble_told)(int64_t rows, int64_t n, int64_t kinds, int64_t folds
         }
 }
 
-/* Variance, with the divisor folds - 1, between the networks of a kind. */
+/* The variance of the means of the networks of a kind for one row, with the divisor folds - 1. */
 static double between(int64_t rows, int64_t row, int64_t folds, const int64_t *networks, const float *outputs,
                       double lowest, double highest) {
     double mean = 0, square = 0;
@@ -74,8 +80,9 @@ static double between(int64_t rows, int64_t row, int64_t folds, const int64_t *n
     return square / (double)(folds - 1);
 }
 
-/* Logarithm of the variance of the noise (rows) from what the head's networks said (heads, folds, rows). Settings: log
- * scale, spread, lowest and highest mean, bound of what is said, least share of the noise. */
+/* The log-variance of the noise (rows) from the outputs `said` of the networks of the head (heads, folds, rows): their
+ * bounded average, less the variance that averaging over the networks of a kind removes; see NoiseHead. The settings
+ * are log scale, spread, smallest and largest mean, bound of the outputs, and smallest share of the noise. */
 void KERNEL(ensemble_noise)(int64_t rows, int64_t kinds, int64_t folds, int64_t heads, const int64_t *groups,
                             const float *said, const float *outputs, const float *weights, const float *settings,
                             float *log_variance) {
@@ -91,9 +98,10 @@ void KERNEL(ensemble_noise)(int64_t rows, int64_t kinds, int64_t folds, int64_t 
     }
 }
 
-/* The mixture of all networks and kinds of errors in the unit of the target: means and variances of its components
- * (rows, networks, errors), its mean, and its variance in two parts (rows). Errors have shares (errors), variances and
- * offsets (errors, rows). Settings: spread, mean and scale of the target, lowest and highest mean. */
+/* The mixture over all networks and all components of the noise, in the unit of the target: means and variances of its
+ * components (rows, networks, errors), its mean, and its epistemic and aleatoric variance (rows). The components of the
+ * noise have shares (errors), variances (errors, rows) and offsets (errors, rows). The settings are spread, mean and
+ * scale of the target, smallest and largest mean. */
 void KERNEL(ensemble_mixture)(int64_t rows, int64_t networks, int64_t errors, const double *weights,
                               const double *settings, const double *beyond, const double *shares,
                               const double *variances, const double *offsets, double *means, double *mixed_variances,

@@ -1,34 +1,46 @@
-/* MP-GELU networks with exact covariance.
+/* Exact covariance of MP-GELU networks.
  *
- * All randomness comes from independent sources: the masked inputs of the first linear map, and what the masks before
- * each later one add. The covariance before a linear map is F diag(d) F^T + diag(r): d the variances of all sources so
- * far, r those of the new ones, which this map makes into sources. Eight rows are treated at once, a vector holding the
- * same entry of eight rows; the backward pass repeats the forward one, which costs
- * less than fetching it from memory.
+ * All randomness comes from independent sources: the masked inputs of the first linear map, and one for each unit from
+ * the masks before each later map. The covariance before a linear map is
+ *
+ *   C = F diag(d) F^T + diag(r)
+ *
+ * with the variances d of all earlier sources, factors F (units, sources), and the variances r that the masks before
+ * this map add. The map W makes these into new sources: C <- (W F) diag(d) (W F)^T + W diag(r) W^T. MP-GELU, with
+ * k = Phi(m / sqrt v), and a mask of mean g and variance n multiply row i of all factors by g k_i, and add
+ *
+ *   r_i = (g^2 k_i (1 - k_i) + n k_i) (v_i + m_i^2).
+ *
+ * Only the variances v are needed between the maps; the covariance is computed for the outputs.
+ *
+ * LANES rows are processed together: every entry is a vector with the entries of LANES rows. The backward pass
+ * evaluates the forward pass again, which takes less time than reading its results from memory.
  */
 #include "products.h"
 
-/* One linear map: what goes in, after its mask, and what comes out. */
+/* One linear map with its masked input and its output, for LANES rows. */
 struct factored {
-    int64_t before, after, sources; /* sources: how many there are before this map adds `before` new ones */
+    int64_t before, after, sources; /* number of sources before this map, which adds `before` new ones */
     const float *weight, *bias;
     float gain, noise;
-    vector *mean, *scale;            /* (before): scale is what multiplied the factors on their way from the last map */
+    vector *mean, *scale;            /* (before): scale g k of the nonlinearity and the mask before this map */
     vector *factor;                  /* F (before, sources) */
     vector *mean_after, *variance;   /* (after) */
     vector *factor_after;            /* W F (after, sources) */
 };
 
+/* The workspace of both passes. Names `by_x` are gradients with respect to x. */
 struct factored_room {
     struct factored *maps;
     int64_t sources;
-    vector *variances, *by_variances; /* of all sources; those of map l start at its `sources` */
-    vector *by_mean, *by_variance;    /* gradients by what comes out of a map; of its covariance, for the last */
+    vector *variances, *by_variances; /* (sources), of all sources; the new ones of map l start at its `sources` */
+    vector *by_mean, *by_variance;    /* (after); the forward pass puts the covariance of the outputs in the latter */
     vector *by_factor, *by_factor_after;
-    vector *sums;                     /* gradients of the parameters, for each lane */
-    vector *grad;                     /* symmetric gradient by the covariance of the outputs */
+    vector *sums;                     /* (parameters), not yet summed over lanes */
+    vector *grad;                     /* (outputs, outputs), symmetric gradient by the covariance of the outputs */
 };
 
+/* Divides the workspace, and returns its size in floats; with `workspace` NULL it only counts. */
 static int64_t arrange_factored(int64_t layers, const int64_t *widths, struct factored *maps, float *workspace,
                                 struct factored_room *room) {
     int64_t sources = 0, widest = 0, largest = 0, outputs = widths[layers];
@@ -70,7 +82,8 @@ int64_t KERNEL(factored_kept)(int64_t rows, int64_t layers, const int64_t *width
     return 0;
 }
 
-/* W m + b, W F, and the variances but for the last map */
+/* The linear map: W m + b, W F and, except for the last map, the variances
+ * v_o = sum_q d_q (W F)_oq^2 + sum_i r_i W_oi^2. */
 static void apply_factored(const struct factored *map, int last, const vector *variances) {
     int64_t before = map->before, after = map->after, sources = map->sources;
     for (int64_t o = 0; o < after; o++) map->mean_after[o] = map->bias[o] + (vector){0};
@@ -87,7 +100,8 @@ static void apply_factored(const struct factored *map, int last, const vector *v
     }
 }
 
-/* MP-GELU and the next map's mask: both scale the factors and add new sources. */
+/* MP-GELU and the mask of the next map: scale the factors, of which W is the part of the sources that this map has
+ * added, and set the variances of the new sources. */
 static void activate_factored(const struct factored *map, const struct factored *next, vector *variances) {
     int64_t n = next->before, sources = map->sources, before = map->before;
     const float *mean = (const float *)map->mean_after, *variance = (const float *)map->variance;
@@ -106,6 +120,7 @@ static void activate_factored(const struct factored *map, const struct factored 
     }
 }
 
+/* The forward pass of LANES rows, or of fewer. */
 static void factored_rows(int64_t layers, struct factored_room room, const float *x_mean, const float *x_variance,
                              int64_t lanes) {
     struct factored *first = &room.maps[0];
@@ -118,7 +133,7 @@ static void factored_rows(int64_t layers, struct factored_room room, const float
     }
 }
 
-/* sum_q d_q F_oq F_pq + sum_i r_i W_oi W_pi */
+/* The covariance (after, after) after a linear map: C_op = sum_q d_q (W F)_oq (W F)_pq + sum_i r_i W_oi W_pi. */
 static void factored_covariance(const struct factored *map, const vector *variances, vector *covariance) {
     int64_t before = map->before, after = map->after, sources = map->sources;
     for (int64_t o = 0; o < after; o++)
@@ -132,6 +147,7 @@ static void factored_covariance(const struct factored *map, const vector *varian
         }
 }
 
+/* Sets parameters and masks of all layers of one network; for the layout see `set_diagonal`. */
 static void set_factored(int64_t layers, struct factored *maps, const float *parameters, const float *gains,
                          const float *noises) {
     for (int64_t l = 0; l < layers; l++) {
@@ -161,8 +177,11 @@ FORWARD(factored_forward) {
     }
 }
 
-/* From the symmetric gradient G of the outputs' covariance: by F is 2 G F diag(d), by d_q sum G_op F_oq F_pq, and the
- * same of W and r. Gradients of the last map's factors and weights are set and added to. */
+/* The backward pass of `factored_covariance`, from the symmetric gradient G by the covariance of the outputs:
+ *
+ *   by (W F) = 2 G (W F) diag(d),   by d_q = sum_op G_op (W F)_oq (W F)_pq,   and the same with W and r.
+ *
+ * Sets the gradient by the factors, and adds to those by the weights and by the variances of the sources. */
 static void backward_covariance(const struct factored *map, const vector *grad, struct factored_room room, vector *by) {
     int64_t before = map->before, after = map->after, sources = map->sources;
     const vector *variances = room.variances, *new = variances + sources;
@@ -183,7 +202,8 @@ static void backward_covariance(const struct factored *map, const vector *grad, 
     }
 }
 
-/* The same where only variances came out, with gradient room.by_variance: added to that of the factors. */
+/* The same for the variances after an inner map, whose gradient is room.by_variance; adds to the gradient by the
+ * factors. */
 static void backward_variance(const struct factored *map, struct factored_room room, vector *by) {
     int64_t before = map->before, after = map->after, sources = map->sources;
     const vector *variances = room.variances, *new = variances + sources;
@@ -202,7 +222,8 @@ static void backward_variance(const struct factored *map, struct factored_room r
     }
 }
 
-/* Through W m + b and W F: room.by_mean and room.by_factor become gradients by m and F. */
+/* The backward pass of W m + b and W F: adds to the gradients by W and b, and sets room.by_mean and room.by_factor to
+ * the gradients by m and F. */
 static void backward_factored(const struct factored *map, int first, struct factored_room room, vector *by) {
     int64_t before = map->before, after = map->after, sources = map->sources;
     vector *by_bias = by + after * before;
@@ -210,7 +231,7 @@ static void backward_factored(const struct factored *map, int first, struct fact
         by_bias[o] += room.by_mean[o];
         for (int64_t i = 0; i < before; i++) by[o * before + i] += room.by_mean[o] * map->mean[i];
     }
-    if (first) return; /* there are no factors yet, and the inputs need no gradient */
+    if (first) return; /* there are no factors, and no gradient of the inputs is needed */
     multiply_add_dots(after, before, sources, room.by_factor_after, map->factor, by);
     multiply(before, sources, after, map->weight, 1, before, (const float *)room.by_factor_after,
              (float *)room.by_factor);
@@ -218,8 +239,8 @@ static void backward_factored(const struct factored *map, int first, struct fact
     multiply(before, 1, after, map->weight, 1, before, (const float *)map->mean_after, (float *)room.by_mean);
 }
 
-/* Back through a mask and MP-GELU to what came out of the map before; `by` are the gradients of that map's
- * weights. */
+/* The backward pass of `activate_factored`: from the gradients by factors, mean and new variances of the next map to
+ * those by factor_after, mean_after and variance of this map; adds to the gradients `by` of the weights of this map. */
 static void backward_activation(const struct factored *map, const struct factored *next, struct factored_room room,
                                 vector *by) {
     int64_t n = next->before, sources = map->sources, before = map->before;

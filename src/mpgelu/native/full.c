@@ -1,13 +1,20 @@
-/* ReLU networks with full covariance matrices.
+/* Full covariance matrices through ReLU networks.
  *
- * Eight rows are treated at once, a vector holding the same entry of eight rows, from the input to the output: what is
- * between stays in the cache, and a product of a weight matrix with covariances is one with `n * LANES` columns. The
- * backward pass keeps nothing from the forward one but repeats it, which costs less than fetching it from memory.
+ *   mask           m <- g m,        C <- g^2 C + n diag(v + m^2),   v = diag C
+ *   linear map     m <- W m + b,    C <- W C W^T
+ *   ReLU           m <- s SR(a),    C_ij <- s_i s_j f(a_i, a_j, C_ij / (s_i s_j)),   a = m / s, s = sqrt v
+ *
+ * with the function f of pairs in relu_pairs.h, exact to quadrature error or the DVI approximation; the diagonal of C
+ * after ReLU is the exact variance.
+ *
+ * LANES rows are processed together from input to output: every entry is a vector with the entries of LANES rows, so
+ * that intermediate results stay in the cache and a product of weights and covariances has n LANES columns. The
+ * backward pass evaluates the forward pass again, which takes less time than reading its results from memory.
  */
 #include "products.h"
 #include "relu_pairs.h"
 
-/* C (m x n) += A (m x k) B (k x n), all three of vectors: summed in registers, as in TILE. */
+/* C (m x n) += A (m x k) B (k x n) for matrices of vectors, lane by lane, accumulated in registers as in TILE. */
 #define VECTOR_TILE(name, ROWS, COLUMNS)                                                                               \
     INLINE void name(int64_t n, int64_t k, const vector *restrict a, const vector *restrict b, vector *restrict c) {   \
         vector sum[ROWS * COLUMNS];                                                                                    \
@@ -34,7 +41,8 @@ static void multiply_add_lanes(int64_t m, int64_t n, int64_t k, const float *a_s
     for (i = 0; j < n && i < m; i++) vector_tile_1x1(n, k, a + i * k, b + j, c + i * n + j);
 }
 
-/* C = W B or, with the strides exchanged, W^T B, where C is symmetric: the upper triangle is computed, and mirrored. */
+/* C = W B, or W^T B with exchanged strides, for a symmetric result C (n x n): the upper triangle is computed in pairs
+ * of columns, and copied to the lower one. */
 static void multiply_symmetric(int64_t n, int64_t k, const float *w, int64_t w_row, int64_t w_column, const float *b,
                                float *c) {
     int64_t width = n * LANES;
@@ -47,14 +55,15 @@ static void multiply_symmetric(int64_t n, int64_t k, const float *w, int64_t w_r
             *(vector *)(c + i * width + j * LANES) = *(const vector *)(c + j * width + i * LANES);
 }
 
+/* The transpose (n, m) of a matrix (m, n) of vectors. */
 static void transpose_tiles(int64_t m, int64_t n, const float *from, float *to) {
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++)
             *(vector *)(to + (j * m + i) * LANES) = *(const vector *)(from + (i * n + j) * LANES);
 }
 
-/* What goes into a linear map, after its mask, and what comes out, for eight rows. Inputs of the network are
- * independent: the first covariance is a line of variances. */
+/* One linear map with its masked input and its output, for LANES rows. The inputs of the network are independent, so
+ * that the covariance before the first map consists of the variances only. */
 struct linear {
     int64_t before, after;
     const float *weight, *bias;
@@ -62,14 +71,16 @@ struct linear {
     float *mean, *covariance, *mean_after, *covariance_after;
 };
 
-/* Room for eight rows of one network. Inputs may be many: nothing is of the size of their square. The first ten arrays
- * are (widest, LANES), `grad` is (widest, widest, LANES); `covariance` and `mean` are set by whoever uses them. */
+/* The workspace for LANES rows of one network; no array has the square of the number of inputs as its size. The arrays
+ * of the first line are (widest, LANES), except `grad`, (widest, widest, LANES). `mean` and `covariance` point to those
+ * of the layer in work. `sums` are the gradients of the parameters, not yet summed over lanes. */
 struct full_room {
     float *ratio, *stddev, *density, *below, *variance, *by_mean, *by_stddev, *grad_mean, *grad_variance, *grad;
     float *mean, *covariance;
     float *product, *transposed, *sums;
 };
 
+/* Divides the workspace, and returns its size in floats; with `workspace` NULL it only counts. */
 static int64_t arrange_full(int64_t layers, const int64_t *widths, struct linear *linears, float *workspace,
                             struct full_room *w) {
     int64_t widest = 0, largest = 0;
@@ -114,12 +125,13 @@ INLINE struct unit unit_at(struct full_room w, int64_t k) {
     return (struct unit){w.ratio[k], w.density[k], w.below[k]};
 }
 
+/* Copies n vectors with strides, such as the diagonal of an n x n matrix, whose stride is n + 1. */
 INLINE void copy_diagonal(float *restrict to, int64_t to_step, const float *restrict from, int64_t from_step,
                           int64_t n) {
     for (int64_t i = 0; i < n; i++) memcpy(to + i * to_step * LANES, from + i * from_step * LANES, LANES * 4);
 }
 
-/* c_ij = s_i s_j f(a_i, a_j, C_ij / (s_i s_j)), in place of w.mean and w.covariance */
+/* ReLU of w.mean (n) and w.covariance (n, n), in place. */
 INLINE void relu_tile(int64_t n, struct full_room w, pair_rule *rule) {
     copy_diagonal(w.variance, 1, w.covariance, n + 1, n);
 #pragma omp simd
@@ -142,9 +154,13 @@ INLINE void relu_tile(int64_t n, struct full_room w, pair_rule *rule) {
     copy_diagonal(w.covariance, n + 1, w.variance, 1, n);
 }
 
-/* With c = s1 s2 f: dc/dC = f_r, dc/ds1 = s2 (f - r f_r), dc/dm1 = s2 f_1; a correlation that was clamped is constant.
- * A pair's gradient is shared evenly by C_ij and C_ji. From w.grad_mean and w.grad, in place of w.mean and
- * w.covariance. */
+/* The backward pass of `relu_tile`: from w.grad_mean and w.grad to gradients that replace w.mean and w.covariance. With
+ * c = s1 s2 f(a1, a2, r) and r = C12 / (s1 s2):
+ *
+ *   dc/dC12 = f_r,    dc/ds1 = s2 (f - r f_r) at fixed a,    dc/dm1 = s2 f_1.
+ *
+ * A correlation that was clamped to [-1, 1] has no derivative. The gradient of a pair is divided equally between C12
+ * and C21. */
 INLINE void relu_tile_backward(int64_t n, struct full_room w, pair_rule *rule) {
     copy_diagonal(w.variance, 1, w.covariance, n + 1, n);
 #pragma omp simd
@@ -196,6 +212,7 @@ static void relu_exact_backward(int64_t n, struct full_room w) { relu_tile_backw
 static tile_rule *const forward_rules[] = {[RELU_DVI] = relu_dvi, [RELU_EXACT] = relu_exact};
 static tile_rule *const backward_rules[] = {[RELU_DVI] = relu_dvi_backward, [RELU_EXACT] = relu_exact_backward};
 
+/* Sets parameters and masks of all layers of one network; for the layout see `set_diagonal`. */
 static void set_parameters(int64_t layers, struct linear *linears, const float *parameters, const float *gains,
                            const float *noises) {
     for (int64_t l = 0; l < layers; l++) {
@@ -206,7 +223,7 @@ static void set_parameters(int64_t layers, struct linear *linears, const float *
     }
 }
 
-/* W m + b and W C W^T */
+/* The linear map: W m + b, and W C W^T as the product of W with (W C)^T. */
 static void apply(const struct linear *linear, int first, struct full_room room) {
     int64_t before = linear->before, after = linear->after;
     for (int64_t o = 0; o < after; o++)
@@ -224,7 +241,7 @@ static void apply(const struct linear *linear, int first, struct full_room room)
     multiply_symmetric(after, before, linear->weight, before, 1, room.transposed, linear->covariance_after);
 }
 
-/* The inputs of eight rows are in the first layer's mean and covariance; fills in everything after them. */
+/* The forward pass of LANES rows, whose inputs are in mean and covariance of the first map. */
 static void forward_tile(int64_t layers, int64_t nonlinearity, struct linear *linears, struct full_room room) {
     struct linear *first = &linears[0];
     mask(first->before * LANES, first->gain, first->noise, first->mean, first->covariance);
@@ -269,10 +286,12 @@ FORWARD(full_forward) {
     }
 }
 
-/* Gradients of one layer's parameters are added to by_weight, a tile for each parameter; those of what went into its
- * linear map replace w.grad_mean and w.grad, unless it is the first.
+/* The backward pass of a linear map, from the gradients g = w.grad_mean and G = w.grad (symmetric) by its output:
  *
- * With G symmetric: by W is 2 G W C + g m^T, by C is W^T G W. */
+ *   by W = 2 G W C + g m^T,   by b = g,   by C = W^T G W,   by m = W^T g.
+ *
+ * Adds the gradients of the parameters to by_weight; those of the input replace w.grad_mean and w.grad, except for the
+ * first map, whose inputs need none. */
 static void backward_linear(const struct linear *linear, int first, struct full_room room, float *by_weight) {
     int64_t before = linear->before, after = linear->after;
     float *grad_mean = room.grad_mean, *grad = room.grad, *product = room.product;

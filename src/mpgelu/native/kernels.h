@@ -1,15 +1,17 @@
-/* Moments through whole perceptrons, many of one shape, and gradients of their parameters; float32.
+/* The interface of the kernels: moments of many perceptrons of the same shape, and gradients of their parameters, in
+ * float32.
  *
- * A network is a chain of layers: a mask (mean g m, variance g^2 v + n (v + m^2)), a linear map and, but for the last
- * layer, a nonlinearity. There are four kernels:
+ * A network is a sequence of layers: a mask (mean g m, variance g^2 v + n (v + m^2)), a linear map and, except for the
+ * last layer, a nonlinearity. There are four kernels of networks:
  *
- *   plain      known inputs, without masks: networks in use; SiLU or ReLU
+ *   plain      outputs for deterministic inputs, without masks and gradients; SiLU or ReLU
  *   diagonal   variances only; MP-GELU or ReLU
  *   factored   exact covariance of MP-GELU networks, as a sum over independent sources
- *   full       covariance matrices of ReLU networks
+ *   full       dense covariance matrices of ReLU networks
  *
- * Each of the last three has a forward and a backward function of one signature, compiled once for every instruction set (KERNEL names
- * them), and functions that tell how many floats it keeps and works in. All arrays are contiguous:
+ * Each of the last three has a forward and a backward function of one signature, compiled once for every instruction
+ * set (KERNEL names them), and functions that return the numbers of floats that it keeps and needs as a workspace. All
+ * arrays are contiguous:
  *
  *   widths       (layers + 1), features before the first layer and after each
  *   x_*          (models, rows, widths[0]), mean and variance of independent inputs
@@ -19,9 +21,9 @@
  *   kept         (models, kept), from forward to backward; not touched if `keep` is 0
  *   workspace    (workspace), of unknown content; one for each thread
  *
- * Loops carry no branch on data, so that compilers turn them into vector instructions. A comparison keeps its second
- * branch for NaN, which therefore stays NaN and is seen by whoever checks the loss. The torch rules are the reference
- * of every formula.
+ * Loops have no branches on values, so that compilers vectorise them. Comparisons are written such that they select NaN
+ * if an operand is NaN; it is thus propagated to the loss, where training detects it. The torch rules are the reference
+ * of every formula, and tests compare the kernels with them.
  */
 #ifndef MPGELU_KERNELS_H
 #define MPGELU_KERNELS_H
@@ -59,17 +61,17 @@ enum nonlinearity { MPGELU, RELU_DVI, RELU_EXACT, SILU, RELU };
                              const float *noises, const float *parameters, const float *kept, const float *grad_mean,  \
                              const float *grad_spread, float *by_parameters, float *workspace)
 
-/* Of known inputs: nothing is kept, and there is no way back. The parameters of a model begin with those of the periodic
- * embedding, if `cosines` of each feature are not zero: frequencies and phases (features, cosines), in turns, and the
- * weights of their combinations (features, cosines, widths[0] / features - 1). Inputs x are (models, rows, features)
- * with a distance of `step` floats between two models, which is zero if they share them. */
+/* Networks for deterministic inputs have a forward pass only. If `cosines` is not zero, the parameters of a model begin
+ * with those of the periodic embedding: frequencies (features, cosines), in cycles per unit, phases of the same shape,
+ * in cycles, and weights of the cosines (features, cosines, widths[0] / features - 1). The inputs x are (models, rows,
+ * features) with a distance of `step` floats between models, which is zero for shared inputs. */
 #define PLAIN(name)                                                                                                    \
     EXPORT void KERNEL(name)(int64_t models, int64_t rows, int64_t layers, const int64_t *widths,                      \
                              int64_t nonlinearity, int64_t features, int64_t cosines, int64_t step, const float *x,    \
                              const float *parameters, float *y, float *workspace)
 
 PLAIN(plain_forward);
-PLAIN(plain_single); /* of one row; weights of linear maps are (before, after) */
+PLAIN(plain_single); /* for one row; weights of linear maps are (before, after) */
 FORWARD(diagonal_forward);
 BACKWARD(diagonal_backward);
 FORWARD(factored_forward);
@@ -77,8 +79,9 @@ BACKWARD(factored_backward);
 FORWARD(full_forward);
 BACKWARD(full_backward);
 
-/* The mean of a Gaussian process for limited features (rows, n): alpha (points), their places (points, n), center and
- * scale (n), limit (1), kernel (n + 3). The workspace has `process_workspace` floats and begins at a multiple of 8 bytes. */
+/* The posterior mean (rows) of a Gaussian process for limited features (rows, n): weights alpha (points), standardised
+ * training rows `at` (points, n), center and scale (n), limit (1), kernel (n + 3). The workspace has
+ * `process_workspace` floats and is aligned to 8 bytes. */
 #define PROCESS(name)                                                                                                  \
     EXPORT void KERNEL(name)(int64_t rows, int64_t points, int64_t n, const double *limited, const double *alpha,      \
                              const double *at, const double *center, const double *scale, const double *limit,         \
@@ -87,17 +90,17 @@ BACKWARD(full_backward);
 PROCESS(process_forward);
 EXPORT int64_t KERNEL(process_workspace)(int64_t points, int64_t n);
 
-/* Quantiles of Gaussian mixtures (rows, count): means, variances, weights with a distance of `step` numbers between two
- * rows, which is zero if they share them; mean and standard deviation of each (rows); probabilities and their standard
- * normal quantiles (levels); roots (rows, levels), NaN for one that was not found. The workspace has `mixture_workspace`
- * floats and begins at a multiple of 8 bytes. */
+/* Quantiles (rows, levels) of Gaussian mixtures with means and variances (rows, count); NaN for those that are not
+ * found. The weights have a distance of `step` numbers between rows, which is zero for shared weights. Further
+ * arguments are mean and standard deviation of each mixture (rows), and probabilities with their standard normal
+ * quantiles (levels). The workspace has `mixture_workspace` floats and is aligned to 8 bytes. */
 EXPORT void KERNEL(mixture_quantiles)(int64_t rows, int64_t count, int64_t levels, int64_t step, const double *means,
                                       const double *variances, const double *weights, const double *mean,
                                       const double *stddev, const double *q, const double *standard, double *roots,
                                       float *workspace);
 EXPORT int64_t KERNEL(mixture_workspace)(int64_t count, int64_t levels);
 
-/* What an ensemble does around its networks; estimators/fast.py says what the arrays are. */
+/* The parts of an ensemble other than its networks; ensemble.c documents formulas and arrays. */
 EXPORT void KERNEL(ensemble_features)(int64_t rows, int64_t n, const double *x, const double *center, const double *scale,
                                       const double *lower, const double *upper, const double *settings, double *beyond,
                                       float *limited);
@@ -113,7 +116,7 @@ EXPORT void KERNEL(ensemble_mixture)(int64_t rows, int64_t networks, int64_t err
                                      double *mixed_variances, double *mean, double *epistemic, double *aleatoric,
                                      const float *outputs);
 
-/* Floats of the workspace, large enough for both directions, and floats kept for one model. */
+/* The number of floats of the workspace, for both passes, and of the array that is kept for each model. */
 EXPORT int64_t KERNEL(plain_workspace)(int64_t rows, int64_t layers, const int64_t *widths);
 EXPORT int64_t KERNEL(diagonal_workspace)(int64_t rows, int64_t layers, const int64_t *widths);
 EXPORT int64_t KERNEL(diagonal_kept)(int64_t rows, int64_t layers, const int64_t *widths);
@@ -136,8 +139,8 @@ INLINE int64_t parameter_count(int64_t layers, const int64_t *widths) {
     return count;
 }
 
-/* A workspace and how much of it is in use. One without a start only counts: so sizes are found by the very function
- * that arranges the arrays. */
+/* A workspace, and how much of it is in use. Without a start it only counts, so that the function that divides a
+ * workspace also determines its size. */
 struct room {
     float *start;
     int64_t used;

@@ -1,28 +1,32 @@
-/* Quantiles of one-dimensional Gaussian mixtures in double precision: the equation and the steps of
- * predictive/quantiles.py, which solves what is not found here.
+/* Quantiles of one-dimensional Gaussian mixtures in double precision.
+ *
+ * The equation F(y) = q is solved on the scale g = Phi^-1(F), on which the distribution function of a Gaussian is a
+ * straight line, by Halley's method with bisection as a safeguard, as in predictive/quantiles.py. Roots that are not
+ * found are NaN, and are left to that module.
  */
 #include "normal.h"
 
-#define FREE_STEPS 8          /* before every second one is a bisection */
+#define FREE_STEPS 8          /* steps after which every second one is a bisection */
 #define MOST_STEPS 64
-#define STEP_ERROR 1e-12      /* of a root after its last step, in standard deviations */
-#define ROUNDING 1e-6         /* of the first bounds, in standard deviations */
+#define STEP_ERROR 1e-12      /* largest error of a root after its last step, in standard deviations */
+#define ROUNDING 1e-6         /* margin of the initial bounds, in standard deviations */
 #define NORMAL_DENSITY 0.39894228040143267794
-#define SMALL_DIFFERENCE 1e-3 /* of probabilities over the density, where three terms of a series are enough */
+#define SMALL_DIFFERENCE 1e-3 /* (F - q) / phi below which three terms of the series of Phi^-1 are accurate */
 
-/* Some Gaussians: means, 1 / stddev, weights that sum to one. */
+/* The components of a mixture: means, 1 / stddev, and weights that sum to one. */
 struct gaussians {
     int64_t count;
     const double *means, *inverse, *weights;
 };
 
-/* Probability below y, the density there, and minus its logarithmic derivative. */
+/* The distribution function F(y), the density p(y), and -p'(y) / p(y). */
 struct place {
     double below, density, bend;
 };
 
-/* The probability beyond x >= 0, given exp(-x^2 / 2): that times a polynomial in t = 3 / (3 + x), and t. Its error is below
- * 5e-16. (A function of its own: arrays in the body of a vectorised loop would keep it from being one.) */
+/* The upper tail probability of a standard normal variable at x >= 0, given `power` = exp(-x^2 / 2): power t P(t) with
+ * a polynomial P in t = 3 / (3 + x); the error is below 5e-16. It is a function because compilers do not vectorise
+ * loops whose body contains arrays. */
 INLINE double tail_of(double x, double power) {
     double t = 3 / (3 + x);
     double t2 = t * t, t4 = t2 * t2, t10 = t4 * t4 * t2;
@@ -36,6 +40,7 @@ INLINE double tail_of(double x, double power) {
     return power * t * (low + t10 * high);
 }
 
+/* F(y), p(y) and -p'(y) / p(y) as sums over the components. */
 static struct place place_at(const struct gaussians *of, double y) {
     const double *restrict means = of->means, *restrict inverse = of->inverse, *restrict weights = of->weights;
     double below = 0, density = 0, bend = 0;
@@ -50,7 +55,7 @@ static struct place place_at(const struct gaussians *of, double y) {
     return (struct place){below, NORMAL_DENSITY * density, bend / density};
 }
 
-/* Standard normal quantile of 0 < q < 1, to seven digits: PPND7 of Wichura (1988), algorithm AS 241. */
+/* The standard normal quantile of 0 < q < 1 to seven digits, by PPND7 of Wichura (1988), algorithm AS 241. */
 static double rough_quantile(double q) {
     double centred = q - 0.5, r = 0.180625 - centred * centred;
     if (r >= 0)
@@ -64,8 +69,9 @@ static double rough_quantile(double q) {
     return centred < 0 ? -found : found;
 }
 
-/* Halley's step from the root to y for g = Phi^-1(F), and the slope g': d = (g - z) / g', step = d / (1 - d g'' / (2 g')),
- * g' = p / phi(g), g'' / g' = g g' + p' / p. */
+/* Halley's step for g(y) = z with g = Phi^-1(F), and the slope g'; the next iterate is y minus the step:
+ *
+ *   d = (g - z) / g',    step = d / (1 - d g'' / (2 g')),    g' = p / phi(g),    g'' / g' = g g' + p' / p. */
 struct halley {
     double step, slope;
 };
@@ -81,8 +87,9 @@ static struct halley halley_at(struct place at, double excess, double z) {
     return (struct halley){d / (divisor < 0.5 ? 0.5 : divisor), slope};
 }
 
-/* The root of F(y) = q; NaN if it is not found in some steps, as among point masses. It is between the smallest and the
- * largest quantile of the components; steps that leave what is known, and some more, are bisections. */
+/* The root of F(y) = q, with z = Phi^-1(q); NaN if it is not found in 64 steps, as between point masses. It lies
+ * between the smallest and the largest quantile of the components. Steps beyond the current bounds, and every second
+ * step after the first eight, are replaced by bisections. */
 static double mixture_root(const struct gaussians *of, double mean, double stddev, double q, double z) {
     double lower = INFINITY, upper = -INFINITY, narrowest = 0;
     for (int64_t k = 0; k < of->count; k++) {
@@ -108,6 +115,7 @@ static double mixture_root(const struct gaussians *of, double mean, double stdde
     return NAN;
 }
 
+/* 1 / stddev of the components of one row. */
 int64_t KERNEL(mixture_workspace)(int64_t count, int64_t levels) {
     (void)levels;
     struct room space = {NULL, 0};

@@ -10,14 +10,15 @@ from torch import Tensor
 from mpgelu.native import run, size_of_array
 from mpgelu.native.threads import run_all, spans
 
-_WORTH_A_THREAD = 100_000  # components times levels
+_WORTH_A_THREAD = 100_000  # components times levels per thread from which on a thread pays off
 
 
 def mixture_quantiles(mixture: Sequence[Tensor], q: Tensor, standard: Tensor) -> Tensor:
-    """Return the y at which the cdf of each mixture is q, to rounding, ``(rows, levels)``; NaN where it was not found.
+    """Return the quantiles of Gaussian mixtures to rounding, ``(rows, levels)``; NaN for those that were not found.
 
-    It is not found where a row is not finite, and among components so narrow that the cdf is almost a step. All tensors
-    are float64 on the CPU. The quantiles of a row are bit-identical for any other rows.
+    Quantiles are not found for rows with values that are not finite, and between components so narrow that the cdf is
+    almost a step. All tensors are float64 on the CPU. The quantiles of a row are bit-identical for any other rows in
+    the batch.
 
     Args:
         mixture: Means and variances of the components, ``(rows, K)`` each; their weights, which sum to one, ``(1, K)``

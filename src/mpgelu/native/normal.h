@@ -1,4 +1,5 @@
-/* The normal distribution, and the nonlinearities of one unit; the mask after them included. */
+/* Functions of the normal distribution, and the nonlinearities of one unit with the mask after them. Exponential,
+ * density and tails are polynomials that compilers can vectorise; their errors are a few units of float32 rounding. */
 #ifndef MPGELU_NORMAL_H
 #define MPGELU_NORMAL_H
 
@@ -10,8 +11,8 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-#define LARGEST_RATIO 13.02586233f        /* |m / s| beyond which both tails are zero */
-#define SMALLEST_TAIL 1.175494351e-37f    /* what is below counts as zero: keeps away from denormal numbers */
+#define LARGEST_RATIO 13.02586233f        /* bound of |m / s|, where the tails are zero in float32 */
+#define SMALLEST_TAIL 1.175494351e-37f    /* smaller values are set to zero, to avoid slow denormal numbers */
 #define SMALLEST_VARIANCE 3.569976931e-29f
 
 /* Horner's rule; the coefficients start with the constant. */
@@ -50,7 +51,7 @@ INLINE double double_polynomial(double x, const double *coefficients, int count)
     return value;
 }
 
-/* exp(-r) for 0 <= r; what is below exp(-700) counts as that. */
+/* exp(-r) for r >= 0 in double precision; exp(-700) for larger r. */
 INLINE double decay(double r) {
     double x = r > 700 ? -700 : -r;
     double shifted = x * 1.4426950408889634 + 6755399441055744.0; /* 1.5 2^52, as in `exponential` */
@@ -100,7 +101,7 @@ INLINE float standard_deviation(float variance) {
     return sqrtf(variance < SMALLEST_VARIANCE ? SMALLEST_VARIANCE : variance);
 }
 
-/* m / s, bounded; without a variance its limit. */
+/* The ratio m / s, bounded; for a variance of zero its limit, the bound with the sign of m. */
 INLINE float standardised(float mean, float variance) {
     float limit = mean > 0 ? LARGEST_RATIO : mean < 0 ? -LARGEST_RATIO : mean;
     float ratio = clamp(mean / standard_deviation(variance), LARGEST_RATIO);
@@ -111,8 +112,9 @@ INLINE float is_positive(float variance) { return variance < SMALLEST_VARIANCE ?
 
 /* ---- MP-GELU, k = Phi(m / s), and the mask after it ---- */
 
-/* What multiplies a unit, its mean after both, and the variance that both add: g k, g k m,
- * (g^2 k (1 - k) + n k)(v + m^2). The variance after both is (g k)^2 v and what they add. */
+/* For a unit of mean m and variance v, MP-GELU and a mask of mean g and variance n give: `scale` g k, the factor of the
+ * fluctuations; `mean` g k m; and `added` (g^2 k (1 - k) + n k)(v + m^2), the independent variance. The variance after
+ * both is scale^2 v + added. */
 struct gate {
     float scale, mean, added;
 };
@@ -123,12 +125,13 @@ INLINE struct gate mpgelu(float m, float v, float gain, float noise) {
     return (struct gate){gain * p.below, gain * p.below * m, share * (p.below * v + (p.below * m) * m)};
 }
 
+/* Derivatives with respect to mean and variance. */
 struct slopes {
     float mean, variance;
 };
 
-/* dk/dm = phi / s and dk/dv = -phi a / (2 v); what multiplies dk is gathered with phi in it, so that the zero of a far
- * tail meets no overflow. */
+/* The gradient by m and v from those by scale, mean and added, with dk/dm = phi / s and dk/dv = -phi a / (2 v). The
+ * factors of dk are multiplied by phi first, so that a tail of zero is not multiplied by an infinite number. */
 INLINE struct slopes mpgelu_backward(float m, float v, float gain, float noise, float by_scale, float by_mean,
                                      float by_added) {
     float s = standard_deviation(v), a = standardised(m, v);
@@ -143,8 +146,8 @@ INLINE struct slopes mpgelu_backward(float m, float v, float gain, float noise, 
 
 /* ---- ReLU: marginals ---- */
 
-/* SR(a) = phi + a Phi = SR(-|a|) + max(a, 0);  mean s SR(a);  variance v F(a), F = Phi - SR(a) SR(-a),
- * F' = 2 SR(a) (1 - Phi) */
+/* With SR(a) = phi(a) + a Phi(a) = SR(-|a|) + max(a, 0): the mean after ReLU is s SR(a), the variance v F(a) with
+ * F = Phi - SR(a) SR(-a) and F' = 2 SR(a) (1 - Phi). Here `ramp` is SR(-|a|), `variance` F and `slope` F'. */
 struct marginal {
     float ratio, stddev, density, below, ramp, variance, slope;
 };

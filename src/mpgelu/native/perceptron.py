@@ -117,13 +117,16 @@ def _outputs(kernel: str, networks: Perceptrons, mean: Tensor, variance: Tensor)
 def bound_propagation(
     networks: Perceptrons, exact: bool, mean: Tensor, variance: Tensor
 ) -> tuple[Callable[[], None], Tensor, Tensor]:
-    """A call that propagates moments, and where it puts mean and variance or covariance of the outputs.
+    """Return a function that propagates moments on the calling thread, and the tensors that receive its results.
 
     Args:
-        networks: M models.
-        exact: With covariances, as :func:`propagate_exactly`; else as :func:`propagate`.
-        mean: Of the inputs, ``(M, rows, n)``, contiguous.
-        variance: Of the inputs, ``(M, rows, n)``, contiguous.
+        networks: M networks.
+        exact: Whether covariances are computed, as by :func:`propagate_exactly`, or variances, as by :func:`propagate`.
+        mean: Means of the inputs, ``(M, rows, n)``, contiguous; they are read at each call.
+        variance: Variances of the inputs, ``(M, rows, n)``, contiguous.
+
+    Returns:
+        The function, and the tensors for means and for variances or covariances of the outputs.
     """
     call = _Call(networks.exact_kernel if exact else "diagonal", networks, mean, variance)
     results, room = call.results(keep=False), size_of(f"{call.kernel}_workspace", call.rows, call.integers)

@@ -1,16 +1,21 @@
-/* Networks on known inputs, forward only: a periodic embedding of the features, if there is one, then linear maps with
- * SiLU or ReLU between them.
+/* Outputs of networks for deterministic inputs, without gradients.
  *
- * As in diagonal.c, arrays are (features, rows): what is computed for a row does not depend on the rows beside it.
+ * A network is an optional periodic embedding, x_j -> (x_j, sum_k w_jk cos(2 pi (f_jk x_j + p_jk))), followed by linear
+ * maps with SiLU, x / (1 + exp(-x)), or ReLU between them.
+ *
+ * Arrays are (features, rows), as in diagonal.c. Every row is computed by the same instructions at any position in a
+ * block, so that its outputs do not depend on other rows in the batch. A single row has a function of its own.
  */
 #include "products.h"
 
-#define PLAIN_BLOCK 64 /* rows, a multiple of LANES: two layers of 128 units stay in the cache beside their weights */
+#define PLAIN_BLOCK 64 /* rows, a multiple of LANES: two layers of 128 units and their weights fit the cache */
 
+/* The workspace: values before and after a layer, which are exchanged after each layer. */
 struct plain_room {
     float *before, *after; /* (widest, block) */
 };
 
+/* Divides the workspace, and returns its size in floats; with `workspace` NULL it only counts. */
 static int64_t arrange_plain(int64_t rows, int64_t layers, const int64_t *widths, float *workspace,
                              struct plain_room *room) {
     int64_t width = PADDED(rows < PLAIN_BLOCK ? rows : PLAIN_BLOCK), widest = 0;
@@ -26,7 +31,7 @@ int64_t KERNEL(plain_workspace)(int64_t rows, int64_t layers, const int64_t *wid
     return arrange_plain(rows, layers, widths, NULL, &room);
 }
 
-/* cos(2 pi t), as the sine of the distance from the nearest quarter turn. */
+/* cos(2 pi t) = sin(2 pi s) with s = 1/4 - |t - round(t)|, |s| <= 1/4, by a polynomial in s. */
 INLINE float cosine_of_turns(float t) {
     float whole = t + 12582912.0f; /* 1.5 2^23, as in `exponential` */
     float s = 0.25f - fabsf(t - (whole - 12582912.0f));
@@ -34,7 +39,9 @@ INLINE float cosine_of_turns(float t) {
                           3.953670408e+01f);
 }
 
-/* Each feature of (features, width), followed by the combinations of its cosines. */
+/* The periodic embedding: x (features, width) gives (features, 1 + combinations, width), each feature followed by the
+ * combinations of its cosines. `frequency` (features, cosines) is followed by phases of the same shape and by weights
+ * (features, cosines, combinations). */
 static void embed(int64_t features, int64_t cosines, int64_t combinations, int64_t width, const float *restrict frequency,
                   const float *restrict x, float *restrict after) {
     const float *phase = frequency + features * cosines, *weight = phase + features * cosines;
@@ -54,7 +61,8 @@ static void embed(int64_t features, int64_t cosines, int64_t combinations, int64
     }
 }
 
-/* In place. In one loop with the exponentials gcc would divide three times, once for each case of `clamp`. */
+/* The nonlinearity, in place; `room` has as many floats. The division is a loop of its own, because in one loop with
+ * the exponentials gcc would divide three times, once for each case of `clamp`. */
 static void activate_plain(int64_t count, int64_t nonlinearity, float *restrict x, float *restrict room) {
     if (nonlinearity == SILU) {
 #pragma omp simd
@@ -67,7 +75,7 @@ static void activate_plain(int64_t count, int64_t nonlinearity, float *restrict 
     for (int64_t i = 0; i < count; i++) x[i] = x[i] < 0 ? 0 : x[i];
 }
 
-/* W x + b */
+/* The linear map y = W x + b of x (before, width); returns the position of the parameters of the next layer. */
 static const float *apply_plain(int64_t before, int64_t after, int64_t width, const float *weight,
                                 const float *restrict x, float *restrict y) {
     const float *bias = weight + after * before;
@@ -107,7 +115,7 @@ PLAIN(plain_forward) {
         }
 }
 
-/* ---- one row: vectors hold units instead of rows, and weights are (before, after) ---- */
+/* ---- one row: vectors contain units instead of rows, and weights are (before, after) ---- */
 
 #define UNITS 8 /* vectors of units at a time */
 

@@ -66,10 +66,11 @@ class PlainNetworks:
 
     @cached_property
     def transposed(self) -> Tensor:
-        """The same with the weights of linear maps ``(before, after)``, as the kernel for one row reads them."""
+        """All parameters with transposed weight matrices ``(before, after)``, for the kernel of a single row."""
         return self._joined([weight.mT for weight in self.weights])
 
     def _joined(self, weights: Sequence[Tensor]) -> Tensor:
+        """Return embedding, weights and biases as one vector for each network."""
         pairs = zip(weights, self.biases, strict=True)
         parts = (*self.embedding, *(part for pair in pairs for part in pair))
         return torch.cat([part.detach().flatten(1) for part in parts], 1)
@@ -97,13 +98,13 @@ def outputs(networks: PlainNetworks, x: Tensor) -> Tensor:
 
 
 def bound_networks(networks: PlainNetworks, x: Tensor, results: Tensor, at: slice = slice(None)) -> Callable[[], None]:
-    """A call that runs some of the networks.
+    """Return a function that evaluates some of the networks on the calling thread.
 
     Args:
         networks: M networks.
-        x: ``(rows, n)`` if the chosen ones share their inputs, else ``(chosen, rows, n)``; contiguous.
-        results: Where their outputs go, ``(chosen, rows, outputs)``.
-        at: Which of them.
+        x: Inputs, ``(rows, n)`` if the chosen networks share them, otherwise ``(chosen, rows, n)``; contiguous.
+        results: Tensor that receives the outputs, ``(chosen, rows, outputs)``.
+        at: The chosen networks.
     """
     (rows, n), widths, step = x.shape[-2:], networks.widths, 0 if x.dim() == 2 else x.shape[1] * x.shape[2]
     sizes = (

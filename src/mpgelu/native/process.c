@@ -1,12 +1,18 @@
-/* The posterior mean of a Gaussian process with the kernel of estimators/gaussian_process.py, in double precision. */
+/* The posterior mean of a Gaussian process in double precision. With the kernel of estimators/gaussian_process.py,
+ *
+ *   m(x) = a^2 sum_i alpha_i (1 + r_i + r_i^2 / 3) exp(-r_i) + b^2 sum_i alpha_i (1 + x . x_i / n),
+ *   r_i^2 = 5 sum_j ((x_j - x_ij) / l_j)^2.
+ *
+ * The linear part is a product with sum_i alpha_i x_i, which is computed once for all rows.
+ */
 #include "products.h"
 
-#define POINTS_AT_ONCE 256 /* distances from so many points stay in the cache */
+#define POINTS_AT_ONCE 256 /* points whose distances fit the cache */
 
 struct process_room {
-    double *scaled;  /* (n, points), in lengths */
-    double *inverse; /* (n), 1 / length */
-    double *slope;   /* (n), of the linear kernel: sum_i alpha_i x_i */
+    double *scaled;  /* (n, points), features of the points divided by the length scales */
+    double *inverse; /* (n), 1 / length scale */
+    double *slope;   /* (n), sum_i alpha_i x_i of the linear kernel */
     double *x;       /* (n), a standardised row */
 };
 
@@ -24,7 +30,7 @@ int64_t KERNEL(process_workspace)(int64_t points, int64_t n) {
     return arrange_process(points, n, NULL, &room);
 }
 
-/* sum_i alpha_i (1 + r_i + r_i^2 / 3) exp(-r_i) */
+/* The Matern part of order 5/2 for one row, without its amplitude: sum_i alpha_i (1 + r_i + r_i^2 / 3) exp(-r_i). */
 static double matern(int64_t points, int64_t n, const double *restrict alpha, const struct process_room *room) {
     double total = 0, squares[POINTS_AT_ONCE];
     for (int64_t start = 0; start < points; start += POINTS_AT_ONCE) {

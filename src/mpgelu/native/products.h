@@ -1,4 +1,7 @@
-/* Products of matrices that hold vectors of rows: an entry is the same number of LANES rows. */
+/* Loading of rows into vectors, and products of matrices whose entries are vectors.
+ *
+ * A vector contains the same quantity of LANES rows. A matrix (m, n) of vectors is m n LANES floats, row by row.
+ */
 #ifndef MPGELU_PRODUCTS_H
 #define MPGELU_PRODUCTS_H
 
@@ -6,8 +9,8 @@
 
 typedef float vector __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
-/* tile[j][lane] = source[lane][j] for j < count; lanes beyond the last row repeat it. `width` is the distance between
- * two j, in floats. */
+/* Transposes `lanes` rows of `count` numbers: tile[j][lane] = source[lane][j] for j < count. Lanes without a row repeat
+ * the last row, so that they cause no floating-point exceptions. `width` is the distance of consecutive j in floats. */
 INLINE void load(float *restrict tile, int64_t width, const float *restrict source, int64_t count, int64_t lanes) {
     for (int64_t l = 0; l < LANES; l++) {
         const float *from = source + (l < lanes ? l : lanes - 1) * count;
@@ -15,7 +18,7 @@ INLINE void load(float *restrict tile, int64_t width, const float *restrict sour
     }
 }
 
-/* The same for gradients, which are zero beyond the last row. */
+/* The same for gradients, which are zero in lanes without a row, so that these do not contribute to sums over lanes. */
 INLINE void load_gradient(float *restrict tile, int64_t width, const float *restrict source, int64_t count,
                           int64_t lanes) {
     load(tile, width, source, count, lanes);
@@ -23,6 +26,7 @@ INLINE void load_gradient(float *restrict tile, int64_t width, const float *rest
         for (int64_t l = lanes; l < LANES; l++) tile[j * width + l] = 0;
 }
 
+/* The inverse of `load`, for the lanes with a row. */
 INLINE void store(const float *restrict tile, int64_t width, float *restrict target, int64_t count, int64_t lanes) {
     for (int64_t l = 0; l < lanes; l++)
         for (int64_t j = 0; j < count; j++) target[l * count + j] = tile[j * width + l];
@@ -36,7 +40,8 @@ INLINE float sum_of_lanes(vector v) {
     return sum;
 }
 
-/* C (ROWS x VECTORS vectors) += A B, summed in registers: the compiler unrolls everything but the loop over k. */
+/* C += A B for a tile C of ROWS x VECTORS vectors, accumulated in registers: the compiler unrolls all loops but that
+ * over k. Entries of A are scalars with strides a_row and a_column; rows of B and C have n floats. */
 #define TILE(name, ROWS, VECTORS)                                                                                      \
     static inline void name(int64_t n, int64_t k, const float *restrict a, int64_t a_row, int64_t a_column,                   \
                      const float *restrict b, float *restrict c) {                                                     \
@@ -57,7 +62,7 @@ typedef void tile(int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a
 static tile *const narrow_tiles[] = {tile_1x1, tile_2x1, tile_3x1, tile_4x1, tile_5x1, tile_6x1};
 static tile *const wide_tiles[] = {tile_1x2, tile_2x2, tile_3x2, tile_4x2, tile_5x2, tile_6x2};
 
-/* A few vectors wide column of the product, in blocks of at most six rows, as equal as can be. */
+/* The columns of C += A B that one tile is wide, in blocks of at most six rows of almost equal height. */
 INLINE void column(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column, const float *b,
                    float *c, tile *const *tiles) {
     for (int64_t i = 0, blocks = (m + 5) / 6; blocks > 0; blocks--) {
@@ -67,7 +72,7 @@ INLINE void column(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_ro
     }
 }
 
-/* C (m x n) += A (m x k) B (k x n), n a whole number of vectors; A may be transposed by its strides. */
+/* C (m x n) += A (m x k) B (k x n) for n a multiple of LANES. A is transposed if its strides are exchanged. */
 static inline void multiply_add(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column,
                          const float *b, float *c) {
     int64_t j = 0;
@@ -75,7 +80,7 @@ static inline void multiply_add(int64_t m, int64_t n, int64_t k, const float *a,
     if (j < n) column(m, n, k, a, a_row, a_column, b + j, c + j, narrow_tiles);
 }
 
-/* C (m x n) += A (m x k) B^T (n x k), all three of vectors: summed in registers, as in TILE. */
+/* C (m x n) += A (m x k) B^T (n x k) for matrices of vectors, lane by lane, accumulated in registers as in TILE. */
 #define DOT_TILE(name, ROWS, COLUMNS)                                                                                  \
     INLINE void name(int64_t n, int64_t k, const vector *restrict a, const vector *restrict b, vector *restrict c) {   \
         vector sum[ROWS * COLUMNS];                                                                                    \
@@ -99,20 +104,20 @@ static inline void multiply_add_dots(int64_t m, int64_t n, int64_t k, const vect
     for (i = 0; j < n && i < m; i++) dot_tile_1x1(n, k, a + i * k, b + j * k, c + i * n + j);
 }
 
-/* C = A B, B and C with `n` vectors in a row. */
+/* C = A B for scalar A (m x k), and B (k x n) and C (m x n) of vectors. */
 INLINE void multiply(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column, const float *b,
                      float *c) {
     memset(c, 0, sizeof(float) * m * n * LANES);
     multiply_add(m, n * LANES, k, a, a_row, a_column, b, c);
 }
 
-/* (G + G^T) / 2, in place. */
+/* G <- (G + G^T) / 2 for a matrix of vectors. */
 INLINE void symmetrise(int64_t n, vector *g) {
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = i + 1; j < n; j++) g[i * n + j] = g[j * n + i] = 0.5f * (g[i * n + j] + g[j * n + i]);
 }
 
-/* The mask before the first layer: g m and g^2 v + n (v + m^2), in place. */
+/* The mask of mean g and variance n before the first layer, in place: m <- g m and v <- g^2 v + n (v + m^2). */
 INLINE void mask(int64_t count, float gain, float noise, float *restrict mean, float *restrict variance) {
 #pragma omp simd
     for (int64_t i = 0; i < count; i++) {

@@ -1,4 +1,4 @@
-"""Networks whose last layer alone is random, on known inputs: a native call for the body, two products for the head."""
+"""Moments of networks whose last layer alone is random: a kernel for the body, two products for the head."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from mpgelu.networks.plain import PlainForm, plain_form
 
 @dataclass(frozen=True)
 class HeadedNetworks:
-    """M networks that are sure of everything but some outputs of their head, as plain arrays.
+    """M networks with k random outputs, whose weights in the last layer, the head, are Gaussian; as arrays.
 
     Args:
-        body: Up to the last nonlinearity, SiLU.
-        weight: Of the head, ``(M, outputs, units)``, first of the random outputs.
-        bias: ``(M, 1, outputs)``.
-        weight_variance: Of the k random outputs, ``(M, k, units)``.
-        bias_variance: ``(M, 1, k)``.
+        body: The layers before the last nonlinearity, which is SiLU.
+        weight: Mean weights of the head, ``(M, outputs, units)``; the random outputs come first.
+        bias: Mean biases of the head, ``(M, 1, outputs)``.
+        weight_variance: Variances of the weights of the random outputs, ``(M, k, units)``.
+        bias_variance: Variances of their biases, ``(M, 1, k)``.
     """
 
     body: PlainNetworks
@@ -34,12 +34,14 @@ class HeadedNetworks:
     bias_variance: Tensor
 
     def __call__(self, x: Tensor) -> DiagonalMoments:
-        r"""Exact moments of the outputs, which are independent of each other given a known input.
+        r"""Return the moments of the outputs; exact, because outputs are independent for a deterministic input.
 
         .. math:: m = W h + b, \qquad v = V_W h^2 + V_b
 
+        with the units h before the head.
+
         Args:
-            x: Known inputs ``(M, rows, n)``, float32.
+            x: Inputs, ``(M, rows, n)``, float32.
         """
         units = F.silu(outputs(self.body, x), inplace=True)
         mean = torch.baddbmm(self.bias, units, self.weight.mT)
@@ -49,21 +51,21 @@ class HeadedNetworks:
 
 @dataclass(frozen=True)
 class HeadedForm:
-    """Where a network of this kind keeps its parameters.
+    """Names of the layers of a network of this kind.
 
     Args:
-        body: Up to the last nonlinearity.
-        head: Name of the head, random outputs beside known ones.
+        body: Names of the layers before the last nonlinearity.
+        head: Name of the last layer, :class:`Beside` of a Gaussian and a deterministic linear layer.
     """
 
     body: PlainForm
     head: str
 
     def arrays(self, state: Mapping[str, Tensor]) -> HeadedNetworks:
-        """The parameters of M networks.
+        """Return the parameters of M networks in this form.
 
         Args:
-            state: Parameters by their names in the network, each ``(M, ...)``.
+            state: Parameters by their names in the network, ``(M, ...)`` each.
         """
         held = {name: tensor.detach() for name, tensor in state.items()}
         weight, bias = (torch.cat([held[f"{self.head}.{i}.{part}"] for i in (0, 1)], 1) for part in ("weight", "bias"))
@@ -72,7 +74,7 @@ class HeadedForm:
 
 
 def headed_form(network: nn.Module) -> HeadedForm | None:
-    """The form of a network as :func:`mpgelu.estimators.pupil.compact_network` makes it; ``None`` for any other one."""
+    """Return the form of a network such as a distilled one, or ``None`` for any other network."""
     if type(network) is not nn.Sequential or len(network) < 3:
         return None
     *layers, between, head = network.children()

@@ -1,4 +1,9 @@
-"""Quantiles of one-dimensional Gaussian mixtures: Halley's steps on a scale where the cdf is almost straight."""
+r"""Quantiles of one-dimensional Gaussian mixtures, accurate to rounding.
+
+The equation :math:`F(y) = q` is solved on the scale :math:`g = \operatorname{erf}^{-1}(2 F - 1)`, on which the
+distribution function of a Gaussian is a straight line, by Halley's method with bisection as a safeguard. Traced code
+cannot iterate to convergence; it bisects the floating-point numbers instead.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +20,19 @@ from mpgelu.native.mixture import mixture_quantiles
 from mpgelu.rules import normal
 
 _ELEMENTS_AT_ONCE = 131072  # temporaries of this size stay in the cache of a CPU
-_FREE_STEPS = 8  # of a root, before every second one is a bisection
-_MOST_STEPS = _FREE_STEPS + 2 * 64  # until bisections alone have found it among all float64 numbers
-_STEP_ERROR = 1e-12  # of a root after its last step, in standard deviations
-_TINY = 1e-3  # probabilities of tails whose own digits count
-_POINTS = 8  # points that represent a component in the search for a first guess
+_FREE_STEPS = 8  # steps after which every second one is a bisection
+_MOST_STEPS = _FREE_STEPS + 2 * 64  # bisections alone find a root among all float64 numbers in 64 steps
+_STEP_ERROR = 1e-12  # largest error of a root after its last step, in standard deviations
+_TINY = 1e-3  # tail probabilities below which relative precision is needed
+_POINTS = 8  # points that represent a component in the search for an initial value
 
 
 def quantiles(
     means: Tensor, variances: Tensor, log_weights: Tensor, mean: Tensor, stddev: Tensor, q: Tensor, tolerance: float
 ) -> Tensor:
-    """Solve F(y) = q for each mixture, to rounding. Eager mode only: iterates each row to convergence.
+    """Return the solutions y of F(y) = q for each mixture, to rounding. Eager mode only: iterates to convergence.
 
-    The compiled kernel takes the same steps, in double precision; what it does not find is found here.
+    The compiled kernel takes the same steps in double precision, and leaves to this module what it does not find.
 
     Args:
         means: Means of the components, ``(*batch, K)``.
@@ -65,7 +70,7 @@ def _with_standard(values: tuple[float, ...]) -> tuple[Tensor, Tensor]:
 
 
 def _iterated(mixture: Sequence[Tensor], levels: _Levels, tolerance: float) -> Tensor:
-    """Quantiles ``(rows, levels)``, float64, some rows at a time.
+    """Return the quantiles ``(rows, levels)``, float64, in chunks of rows that fit the cache.
 
     Args:
         mixture: Means and variances ``(rows, K)``, weights ``(1, K)`` or ``(rows, K)``, mean and standard deviation
@@ -84,9 +89,10 @@ def _iterated(mixture: Sequence[Tensor], levels: _Levels, tolerance: float) -> T
 
 
 def bisected(means: Tensor, variances: Tensor, log_weights: Tensor, q: Tensor) -> Tensor:
-    """The same without branches on data, for tracing and transforms: bisects until one floating-point number is left.
+    """Return the quantiles without branches on values, for tracing and transforms, by bisection.
 
-    Solves the same equation, :meth:`_Mixture.excess`, in the dtype of the mixture.
+    The interval of all floating-point numbers is halved until one number is left: as many steps as the dtype has bits.
+    The equation is the same as in :func:`quantiles`, :meth:`_Mixture.excess`, in the dtype of the mixture.
 
     Args:
         means: Means of the components, ``(*batch, K)``.
@@ -111,16 +117,16 @@ def bisected(means: Tensor, variances: Tensor, log_weights: Tensor, q: Tensor) -
 
 
 class _Levels(NamedTuple):
-    """Probabilities q in the form in which their quantiles are found, each ``(levels,)``.
+    """Probabilities q in the form that the solver uses, ``(levels,)`` each.
 
-    Args:
+    Attributes:
         q: The probabilities.
-        sign: 1 where q is at most one half, else -1.
-        target: What :meth:`_Mixture.excess` compares with: 2 q - 1, or if ``tiny`` the smaller of q and 1 - q times
-            the sign.
+        sign: 1 for q up to one half, otherwise -1.
+        target: The value that :meth:`_Mixture.excess` subtracts: 2 q - 1, or for ``tiny`` the smaller of q and 1 - q
+            times the sign.
         standard: Quantiles of the standard normal distribution divided by sqrt(2).
-        tiny: Whether the smaller tails are computed as such, by erfc; 2 q - 1 loses their digits, but erf takes half
-            the time.
+        tiny: Whether tail probabilities are computed by erfc, with full relative precision. Otherwise erf is used, in
+            half the time, but 2 q - 1 loses the digits of small tails.
     """
 
     q: Tensor
@@ -131,24 +137,24 @@ class _Levels(NamedTuple):
 
     @staticmethod
     def of(q: Tensor, tiny: bool) -> _Levels:
-        """Prepare probabilities ``()`` or ``(levels,)`` in their precision."""
+        """Return the form of probabilities ``()`` or ``(levels,)``, in their dtype."""
         q = q.reshape(-1)
         tail, sign = torch.minimum(q, 1 - q), 1 - 2 * (q > 0.5).to(q)
         return _Levels(q, sign, sign * tail if tiny else 2 * q - 1, sign * _standard(tail), tiny)
 
     def single(self) -> _Levels:
-        """The same levels in single precision."""
+        """Return the levels in single precision."""
         return _Levels(self.q.float(), self.sign.float(), self.target.float(), self.standard.float(), self.tiny)
 
 
 class _Mixture(NamedTuple):
-    """Some rows of a mixture in the form in which quantiles are found.
+    """Some rows of a mixture in the form that the solver uses.
 
-    Args:
+    Attributes:
         means: Means of the components, ``(rows, 1, K)``.
-        scales: 1 / (sqrt(2) stddev) of each, ``(rows, 1, K)``.
-        weights: Weights of the components, ``(K,)`` or ``(rows, 1, K)``; they sum to one.
-        log_weights: Their logarithms.
+        scales: 1 / (sqrt(2) stddev) of the components, ``(rows, 1, K)``.
+        weights: Weights of the components, ``(K,)`` or ``(rows, 1, K)``, summing to one.
+        log_weights: Logarithms of the weights.
     """
 
     means: Tensor
@@ -158,24 +164,27 @@ class _Mixture(NamedTuple):
 
     @staticmethod
     def of(means: Tensor, variances: Tensor, weights: Tensor) -> _Mixture:
-        """Prepare rows in the precision of the means; zero variances ``(rows, K)`` become the dtype's smallest."""
+        """Return the form of rows ``(rows, K)``, in the dtype of the means; zero variances become the smallest ones."""
         variances = variances.clamp_min(normal.smallest_variance(variances.dtype)).to(means.dtype)
         weights = weights if weights.dim() == 1 else weights[:, None]
         return _Mixture(means[:, None], variances.rsqrt()[:, None] * math.sqrt(0.5), weights, weights.log())
 
     def take(self, rows: Tensor | slice) -> _Mixture:
-        """Rows chosen by any index."""
+        """Return the rows at an index."""
         return _Mixture(*(x[rows] if x.dim() > 1 else x for x in self))
 
     def standardised(self, mean: Tensor, stddev: Tensor) -> _Mixture:
-        """Distribution of (y - mean) / stddev, both ``(rows, 1)``, in single precision."""
+        """Return the distribution of (y - mean) / stddev, for ``(rows, 1)`` each, in single precision."""
         means = (self.means - mean[..., None]).div_(stddev[..., None]).float()
         return _Mixture(
             means, (self.scales * stddev[..., None]).float(), self.weights.float(), self.log_weights.float()
         )
 
     def rough_quantiles(self, levels: _Levels) -> Tensor:
-        """First guesses ``(rows, levels)``: quantiles of 8 points for each component, however narrow it is."""
+        """Return initial values ``(rows, levels)``: quantiles of the discrete distribution of 8 points per component.
+
+        They are near the solution for components of any width.
+        """
         shares = (torch.arange(_POINTS, dtype=self.means.dtype, device=self.means.device) + 0.5) / _POINTS
         points = (self.means + _standard(shares)[:, None] / self.scales).flatten(1)  # component k is k, k + K, ...
         points, order = points.sort(-1)
@@ -185,13 +194,18 @@ class _Mixture(NamedTuple):
         return points.gather(-1, places)
 
     def ratios(self, y: Tensor) -> Tensor:
-        """Standardised distances a of y ``(rows, levels)`` from the components, ``(rows, levels, K)``."""
+        """Return the standardised distances a of y ``(rows, levels)`` from the components, ``(rows, levels, K)``."""
         return (y[..., None] - self.means).mul_(self.scales)
 
     def excess(self, a: Tensor, levels: _Levels) -> tuple[Tensor, Tensor]:
-        r"""The equation of a quantile: what the cdf exceeds q by, and :math:`g = \operatorname{erf}^{-1}(2 F - 1)`.
+        r"""Return the difference of the cdf from q, and :math:`g = \operatorname{erf}^{-1}(2 F - 1)`.
 
-        The excess is on the scale of ``levels``: 2 (F - q), or F - q as the difference of the smaller tails.
+        The difference has the scale of ``levels``: 2 (F - q), or for ``tiny`` the difference F - q of the smaller
+        tails.
+
+        Args:
+            a: Standardised distances, ``(rows, levels, K)``.
+            levels: The probabilities.
         """
         if levels.tiny:
             tail = self._average(normal.cdf(a * (levels.sign * math.sqrt(2))[:, None]))
@@ -200,9 +214,9 @@ class _Mixture(NamedTuple):
         return erf - levels.target, erf.erfinv()
 
     def halley(self, y: Tensor, levels: _Levels) -> tuple[Tensor, Tensor, Tensor]:
-        r"""Excess of the cdf at y, Halley's steps from the quantiles to y, and slopes g', each ``(rows, levels)``.
+        r"""Return the excess of the cdf at y, Halley's steps, and slopes g', ``(rows, levels)`` each.
 
-        The step is one on the scale where the cdf of a Gaussian is a straight line.
+        The next iterate is y minus the step. With the weights w, means m and scales s of the components:
 
         .. math:: g = \operatorname{erf}^{-1}(2 F - 1), \qquad g' = D e^{g^2}, \qquad
             D = \sum_k w_k s_k e^{-a_k^2}, \qquad a_k = s_k (y - m_k)
@@ -221,19 +235,28 @@ class _Mixture(NamedTuple):
         return excess, d / torch.addcmul(bend, g, slope, value=-1).mul_(d).add_(1).clamp_(0.5, 2), slope
 
     def error_after(self, step: Tensor) -> Tensor:
-        """Estimated error after a step d: :math:`|d| (d / s)^2`, with s the narrowest standard deviation."""
+        """Return the estimated error after a step d, :math:`|d| (d / s)^2` with the smallest standard deviation s."""
         widths = math.sqrt(0.5) / self.scales.amax(-1)
         return step.abs() * (step / widths).square()
 
     def _average(self, values: Tensor) -> Tensor:
+        """Return the weighted average over the components, ``(rows, levels)``."""
         return torch.matmul(values, self.weights) if self.weights.dim() == 1 else (values * self.weights).sum(-1)
 
 
 def _quantiles(mixture: _Mixture, mean: Tensor, stddev: Tensor, levels: _Levels, tolerance: float) -> Tensor:
-    """Quantiles ``(rows, levels)`` of a mixture whose mean and standard deviation are ``(rows, 1)``.
+    """Return the quantiles ``(rows, levels)`` of a mixture.
 
-    Two steps from the Gaussian of the same moments, in single precision, end so close that one more in double
-    precision is exact for most rows. What is then not settled starts again from a better place.
+    Two steps in single precision, from the quantiles of the Gaussian of the same mean and variance, are so close that
+    for most rows one step in double precision is exact. Rows that have not converged start again from
+    :meth:`_Mixture.rough_quantiles`.
+
+    Args:
+        mixture: The mixture, in double precision.
+        mean: Means, ``(rows, 1)``.
+        stddev: Standard deviations, ``(rows, 1)``.
+        levels: The probabilities.
+        tolerance: Largest accepted error of the cdf.
     """
     standard, single = mixture.standardised(mean, stddev), levels.single()
     z = (single.standard * math.sqrt(2)).expand(len(mean), -1)
@@ -253,12 +276,18 @@ def _quantiles(mixture: _Mixture, mean: Tensor, stddev: Tensor, levels: _Levels,
 
 
 def _solved(mixture: _Mixture, y: Tensor, levels: _Levels, most: int) -> tuple[Tensor, Tensor]:
-    """Quantiles ``(rows, levels)`` from a first guess y, and which rows are settled, after so many steps at most.
+    """Return quantiles ``(rows, levels)`` by Halley's method with bisection, and which rows have converged.
 
-    A quantile is settled by a step so short that no component bends over it, or when its bounds have met. A step below
-    rounding settles it only if the cdf crosses q between y and the next numbers: a point mass makes steps short without
-    being the quantile. Steps that leave the bounds, and every second one after the first few, are bisections. A guess
-    that is not finite stays.
+    A quantile has converged if the estimated error of its last step is small, or if its bounds are adjacent numbers. If
+    a step is below rounding error, it has converged only if the cdf crosses q between y and the neighbouring numbers,
+    because near a point mass steps are short away from the quantile, too. Steps beyond the bounds, and every second
+    step after the first eight, are replaced by bisections. Initial values that are not finite are returned.
+
+    Args:
+        mixture: The mixture, in double precision.
+        y: Initial values, ``(rows, levels)``.
+        levels: The probabilities.
+        most: Largest number of steps.
     """
     found, settled, left = y.clone(), torch.zeros_like(y[:, 0], dtype=torch.bool), torch.arange(len(y), device=y.device)
     lower, upper = torch.full_like(y, -math.inf), torch.full_like(y, math.inf)
@@ -294,19 +323,19 @@ def _solved(mixture: _Mixture, y: Tensor, levels: _Levels, most: int) -> tuple[T
 
 
 def _between(lower: Tensor, upper: Tensor) -> Tensor:
-    """Midpoint in the order of floating-point numbers: bisection takes one step per bit, also from infinities."""
+    """Return the midpoint in the order of floating-point numbers, so that bisection takes one step per bit."""
     integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[lower.dtype.itemsize]
     a, b = _ordered(lower.view(integer)), _ordered(upper.view(integer))
     return _ordered((a >> 1) + (b >> 1) + (a & b & 1)).view(lower.dtype)
 
 
 def _ordered(bits: Tensor) -> Tensor:
-    """Map the bits of floating-point numbers to integers of the same order, and back; the map is its own inverse."""
+    """Return integers in the order of floating-point numbers, from their bits; the map is its own inverse."""
     largest = torch.iinfo(bits.dtype).max
     return bits ^ ((bits >> largest.bit_length()) & largest)
 
 
 def _standard(q: Tensor) -> Tensor:
-    """Quantiles of the standard normal distribution divided by sqrt(2), that is erfinv(2 q - 1)."""
+    """Return quantiles of the standard normal distribution divided by sqrt(2), that is erfinv(2 q - 1)."""
     quantiles: Tensor = torch.special.ndtri(q)
     return quantiles * math.sqrt(0.5)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from mpgelu.research.compare.summary import counted
+from mpgelu.research.compare.summary import ALL_ROWS, counted
 from mpgelu.research.store import Record
 
 _COMPACT, _TEACHER, _PEER = "mpgelu-compact", "mpgelu", "deep-ensemble"  # methods of the comparison
@@ -28,6 +28,7 @@ def report_table(frame: pd.DataFrame) -> str:
         frame: Records of `mpgelu compare`.
     """
     rows = counted(frame)
+    rows = rows[~rows["dataset"].isin(ALL_ROWS.values())]  # of sets with repeated rows, new ones count
     scores = {
         name: rows.pivot_table(name, ["dataset", "split"], "method", sort=False)[[_TEACHER, _COMPACT, _PEER]].dropna()
         for name in ("log_likelihood", "crps", "rmse")

@@ -1,4 +1,4 @@
-"""``mpgelu fit`` on Parquet files that are read in blocks instead of as a whole."""
+"""The training of ``mpgelu fit``, on a table in memory or on a stream of rows of Parquet files."""
 
 from __future__ import annotations
 
@@ -44,6 +44,55 @@ def to_stream(source: Source, stream: bool | None) -> Dataset | None:
     return files if is_streamed(files, stream) else None
 
 
+def fit_read(
+    source: Source,
+    target: str,
+    output: Path,
+    compact: bool,
+    seed: int,
+    settings: dict[str, Any],
+    *,
+    hold_out: float,
+    calibrate: float,
+    **options: Any,
+) -> None:
+    """Read a table, train a model on it, save it, and print its scores.
+
+    Args:
+        source: The table.
+        target: Name of the column to predict.
+        output: File of the model.
+        compact: Whether to distill the ensemble into one network.
+        seed: Seed of the choice of rows; the seed of the estimator is among the settings.
+        settings: Arguments of the estimator.
+        hold_out: Share of the rows that is held out from training, and scored.
+        calibrate: Share of the other rows that is used for the calibration of intervals.
+        **options: Further arguments of :func:`~mpgelu.tables.preparation.prepare`.
+    """
+    from mpgelu.tables.model import TableModel
+    from mpgelu.tables.preparation import prepare, read_target, split
+
+    frame = source.read()
+    known, y = read_target(frame, target)
+    encoder = prepare(known, y, target, **options)  # all rows, so that errors are reported before training starts
+    held, kept = split("hold_out", len(known), hold_out, seed)
+    split("calibrate", len(kept), calibrate, seed)
+    if len(held):
+        encoder = prepare(known.iloc[kept], y[kept], target, **options)
+    if len(known) < len(frame):
+        warn(f"{len(frame) - len(known):,} rows without {target!r} are left out")
+    typer.echo(f"{source.name}: {len(frame):,} rows, {frame.shape[1]} columns")
+    print_columns(encoder)
+    rows = known.iloc[kept], y[kept]
+    model = TableModel.train(*rows, target, encoder, calibrate=calibrate, compact=compact, **settings)
+    model.save(output)
+    print_training(model)
+    if len(held):
+        evaluation = model.evaluate(model.encoder.encode(known.iloc[held]), y[held])
+        typer.echo(f"\non {len(held)} rows kept from training:")
+        print_scores(model, evaluation, 0.9)
+
+
 def fit_streamed(
     table: Dataset,
     target: str,
@@ -62,7 +111,7 @@ def fit_streamed(
         compact: Whether to distill the ensemble into one network.
         seed: Seed of the choice of rows; the seed of the estimator is among the settings.
         settings: Arguments of the estimator.
-        options: Further arguments of :func:`~mpgelu.tables.streaming.surveyed`.
+        **options: Further arguments of :func:`~mpgelu.tables.streaming.surveyed`.
     """
     from mpgelu.tables.columns import Encoded
     from mpgelu.tables.model import TableModel
