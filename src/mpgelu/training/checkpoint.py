@@ -139,7 +139,7 @@ class Checkpoint:
             _check_same(about["run"], self._run)
             state: dict[str, Any] = unpack(arrays, about["state"])
             parts = {*self._modules, "trainer", "best", "order", "random", "history"}
-            checked(state, dict.fromkeys(parts, object), "its state")
+            checked(state, dict.fromkeys(parts, object) | {"history": [object]}, "its state")
         except DataError as error:
             raise DataError(f"{self._path} is not a checkpoint of this fit: {error}; {_REMEDY}") from error
         return state
