@@ -161,7 +161,7 @@ def test_help_of_all_commands_shows_an_example(group: tuple[str, ...], shown: st
 
 def test_help_says_what_the_columns_are(mpgelu: Command) -> None:
     text = " ".join(mpgelu("predict", "--help").out.split())
-    assert "epistemic_std and aleatoric_std, the standard deviations of its two parts" in text
+    assert "epistemic_std and aleatoric_std, the standard deviations due to limited knowledge" in text
 
 
 # predicting

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 import mpgelu as mp
 from command_line import Command
@@ -205,6 +206,27 @@ def test_a_graph_without_limit_of_the_features(compact: MPGELURegressor, tmp_pat
     wanted = free(torch.tensor(X))
     for ours, theirs in zip(found, (wanted.mean, wanted.stddev, wanted.epistemic_variance.sqrt()), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+
+
+def test_variances_that_explode_stay_finite(compact: MPGELURegressor, tmp_path: Path) -> None:
+    wild, X = copy.deepcopy(compact), table(40, seed=8)[0]
+    network = next(iter(wild.ensemble_.each_stack()[0].unstack()))
+    _, shape = list(cast(nn.Sequential, network)[-1].children())
+    with torch.no_grad():
+        cast(mp.Linear, shape).bias[-SMALL["components"] :] += 500
+    wild.ensemble_.stacks[0] = mp.Stack([network])
+    stddev = wild.predict(X, return_std=True)[1]
+    assert np.isfinite(stddev).all()
+    mp.export_onnx(wild, tmp_path / "wild.onnx", ())
+    session = onnxruntime.InferenceSession(tmp_path / "wild.onnx")
+    np.testing.assert_allclose(session.run(["stddev"], {"features": X.astype(np.float32)})[0], stddev, rtol=1e-4)
+
+
+def test_a_default_network_that_loses_much_says_so(teacher: MPGELURegressor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distillation, "_MADE_ROWS", 2_000)
+    monkeypatch.setattr(distillation, "default_steps", lambda _: 3)
+    with pytest.warns(UserWarning, match="nats per row worse than the ensemble; keep .* more than 3"):
+        teacher.distill()
 
 
 def test_models_of_tables(mpgelu: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

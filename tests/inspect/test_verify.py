@@ -272,7 +272,7 @@ def test_networks_without_parameters_can_be_audited() -> None:
 
 def test_bad_input() -> None:
     net = mp.network(3, (4,))
-    with pytest.raises(InputError, match=r"verify: x must have shape \(rows, features\), got \(3,\)"):
+    with pytest.raises(InputError, match=r"verify: X must have shape \(rows, features\), got \(3,\)"):
         verify(net, torch.zeros(3))
     with pytest.raises(InputError, match="verify: draws must be at least 100, got 5"):
         verify(net, torch.zeros(2, 3), draws=5)

@@ -6,6 +6,7 @@ rows -> distributions of the ensemble -> quadrature values of them -> one networ
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 from typing import Self
 
@@ -30,6 +31,7 @@ COMPACT = "compact network"  # name of its kind in kind_weights_
 _STEPS, _MOST_STEPS = 2_800, 20_000  # number of steps for up to _FEW_ROWS rows, and at most
 _FEW_ROWS, _GROWTH = 300, 0.4  # exponent of the growth of the steps with the rows beyond _FEW_ROWS
 _MADE_ROWS, _MOST_GIVEN = 20_000, 30_000  # number of synthetic rows, and largest number of given rows
+_LARGE_LOSS = 0.5  # nats per row, from which on a network is not worth having
 _JUDGED = 1024  # given rows at which the divergence is estimated
 
 
@@ -87,8 +89,16 @@ class Distilling:
                 "such as the training table: distill(X_unlabelled=X), targets are not needed"
             )
         rows = np.concatenate(given)
+        default = steps is None
         steps = default_steps(len(rows)) if steps is None else steps
         network, loss = distilled(self.ensemble_, rows, tuple(hidden), components, steps, random_state, verbose)
+        if default and loss > _LARGE_LOSS:
+            warnings.warn(
+                f"distill: the network predicts {loss:.2f} nats per row worse than the ensemble; keep the ensemble, or "
+                f"take more than {steps:,} steps",
+                UserWarning,
+                stacklevel=2,
+            )
         compact = copy.copy(self)
         for name in ("_features", "_trained", "_fitted_with"):
             compact.__dict__.pop(name, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from mpgelu.export.graph import Value
 from mpgelu.export.layers import Array
 from mpgelu.layers import Beside, GaussianLinear, Linear, Periodic, Scale, SiLU
 from mpgelu.likelihoods import GaussianMixture
+from mpgelu.likelihoods.mixture import LARGEST_LOG_VARIANCE
 from mpgelu.networks import Parts
 
 _FARTHEST = 1e15  # largest distance from the centre in scales; its square is finite in float32
@@ -55,7 +57,8 @@ def distribution(x: Value, parts: Parts, levels: Sequence[float]) -> Distributio
     hidden = _hidden(x.op("Atan").op("Sin") if limit < _FARTHEST else x, network, unit)
     outputs = hidden.op("Gemm", *_folded(location, shape, count, scale))
     logits, means, log_noises = x.graph.ops("Split", 3, outputs, axis=1, num_outputs=3)
-    weights, noises = logits.op("Softmax", axis=1), log_noises.exp()
+    largest = LARGEST_LOG_VARIANCE + 2 * math.log(scale)
+    weights, noises = logits.op("Softmax", axis=1), log_noises.op("Min", largest).exp()
     mean = (weights * means) @ np.ones((count, 1))  # onnxruntime refuses a product with a vector if there are no rows
     centers = means - mean
 

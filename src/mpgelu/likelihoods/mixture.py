@@ -14,6 +14,8 @@ from mpgelu.likelihoods.outputs import as_moments, check_target
 from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
 from mpgelu.predictive import Predictive
 
+LARGEST_LOG_VARIANCE = 60.0  # of a component in a prediction, so that its variance is finite in float32 for any outputs
+
 
 @likelihoods.register("components")
 class GaussianMixture(Likelihood):
@@ -28,9 +30,9 @@ class GaussianMixture(Likelihood):
 
     There is no sampling. For Gaussian h,
 
-    - everything is exact if the outputs are deterministic; - mean, variance and both parts of the variance are exact if
-    the logits are deterministic, and the whole distribution
-      if the log-variances are, too;
+    - everything is exact if the outputs are deterministic;
+    - mean, variance and both parts of the variance are exact if the logits are deterministic, and the whole
+      distribution if the log-variances are, too;
     - otherwise the weights are those at the mean logits, and the epistemic part is of first order in the logits.
 
     Args:
@@ -95,7 +97,7 @@ class GaussianMixture(Likelihood):
         log_weights = torch.log_softmax(h.logits, -1)
         weights = log_weights.exp()
         mean = (weights * h.means).sum(-1)
-        noises = torch.exp(h.log_noises + h.log_noise_variances / 2)
+        noises = torch.exp((h.log_noises + h.log_noise_variances / 2).clamp_max(LARGEST_LOG_VARIANCE))
         noise = (weights * noises).sum(-1)
         between = (weights * (h.mean_variances + (h.means - mean.unsqueeze(-1)).square())).sum(-1)
         epistemic = torch.minimum(_variance_along(moments, self._direction(weights, h.means, mean)), between)
