@@ -107,13 +107,23 @@ def write_report(store_path: str | os.PathLike[str], out_folder: str | os.PathLi
 
 
 def update_readme(store_path: str | os.PathLike[str], readme: Path) -> None:
-    """Write the scores of our settings beside the best peer's between the marks ``compare`` of a README.
+    """Write between the marks ``compare`` of a README how our settings compare with the best peers over all sets.
 
     Args:
         store_path: A file of records, see `Store`.
         readme: The file.
     """
-    write_between(readme, "compare", _ours_beside_best(_read(store_path), ("crps", "log_likelihood")))
+    write_between(readme, "compare", _ours_over_all_sets(_read(store_path)))
+
+
+def update_docs(store_path: str | os.PathLike[str], docs: Path) -> None:
+    """Write the scores of our settings beside the best peer of each set between the marks ``compare`` of a page.
+
+    Args:
+        store_path: A file of records, see `Store`.
+        docs: The page.
+    """
+    write_between(docs, "compare", _ours_beside_best(_read(store_path), ("crps", "log_likelihood")))
 
 
 def _read(store_path: str | os.PathLike[str]) -> pd.DataFrame:
@@ -178,6 +188,31 @@ def _rank_cells(table: pd.DataFrame, method: str, metric: str) -> list[str]:
     row = table.loc[method]
     behind = f"{row['worst']:.2f}" if metric == "log_likelihood" else f"{row['worst']:.0%}"
     return [f"{row['rank']:.1f} [{row['sets']:.0f}]", f"{row['first']:.0f}", f"{row['near']:.0f}", behind]
+
+
+def _ours_over_all_sets(frame: pd.DataFrame) -> str:
+    """How each of our settings differs from the best peer of each set: on how many it is better, median and worst."""
+    body = []
+    for method, title in zip(GROUPS["ours"], _OURS, strict=True):
+        cells = [_difference_words(compared(frame, metric), method, metric) for metric in _WORDS]
+        if any(cell != MISSING for cell in cells):
+            body.append([title, *cells])
+    return markdown(["", *_WORDS.values()], body)
+
+
+def _difference_words(rows: pd.DataFrame, ours: str, metric: str) -> str:
+    """Differences from the best peer, in nats of a log-likelihood, otherwise as shares of the peer's score."""
+    best = rows[rows["method"].isin(GROUPS["peers"])].groupby("dataset")["score"].min()
+    own = rows[rows["method"] == ours].set_index("dataset")["score"]
+    behind = (own - best).dropna()
+    if behind.empty:
+        return MISSING
+    behind, form = (-behind, "+.2f") if metric == "log_likelihood" else (behind / best[behind.index], "+.0%")
+    worst = behind.idxmax() if SIGNS[metric] > 0 else behind.idxmin()
+    ahead = int((SIGNS[metric] * behind < 0).sum())
+    return (
+        f"better on {ahead} of {len(behind)}; median {behind.median():{form}}; worst {behind[worst]:{form}} ({worst})"
+    )
 
 
 def _ours_beside_best(frame: pd.DataFrame, metrics: Sequence[str]) -> str:
