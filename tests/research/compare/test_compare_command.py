@@ -110,7 +110,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_training(compare: Comman
 
 
 def test_the_readme_gets_a_summary_and_the_docs_every_set(compare: Command, tmp_path: Path) -> None:
-    for option, head in (("--readme", "|  | CRPS | RMSE |"), ("--docs", "|  | CRPS: ensemble |")):
+    for option, head in (("--readme", "|  | CRPS | RMSE |"), ("--docs", "| CRPS | ensemble |")):
         page = tmp_path / "page.md"
         page.write_text("before\n<!-- compare:start -->\nold\n<!-- compare:end -->\nafter\n")
         assert compare("--methods", "mc-dropout", "--splits", "5-6", option, page).exit_code == 0
