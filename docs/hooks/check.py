@@ -1,4 +1,4 @@
-"""What a built site must not have: raw roles, LaTeX outside maths, broken links, missing images, foreign assets.
+"""What a built site must not have: raw roles or doctests, LaTeX outside maths, broken links, foreign assets.
 
 Run ``python docs/hooks/check.py site``; ``make docs`` does so at the end of every build.
 """
@@ -30,6 +30,7 @@ class Page(HTMLParser):
         self.ids: set[str] = set()
         self.addresses: list[tuple[str, str]] = []
         self.text: list[str] = []
+        self.quoted_doctest = False
         self._open: list[tuple[str, bool]] = []
         self.feed(path.read_text(encoding="utf-8"))
 
@@ -40,6 +41,8 @@ class Page(HTMLParser):
         for name in ("href", "src", "srcset"):
             if name in given and given.get("rel") != "canonical":
                 self.addresses.append((tag, given[name].split()[0] if given[name].split() else ""))
+        if tag == "blockquote" and sum(opened == tag for opened, _ in self._open) == 2:
+            self.quoted_doctest = True  # Markdown takes >>> for a quotation of a quotation of a quotation
         if tag not in _VOID:
             silent = tag in {"code", "pre", "script", "style"} or "arithmatex" in given.get("class", "").split()
             self._open.append((tag, silent))
@@ -68,6 +71,8 @@ def problems(site: Path) -> Iterator[str]:
             for match in pattern.finditer(text):
                 around = " ".join(text[max(0, match.start() - 30) : match.end() + 30].split())
                 yield f"{name}: {kind}: ...{around}..."
+        if page.quoted_doctest:
+            yield f"{name}: a doctest that is not shown as code"
         if name.name != "404.html":  # its links are absolute, for wherever it is shown
             yield from (f"{name}: {problem}" for problem in _bad_addresses(page, pages))
 

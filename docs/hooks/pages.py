@@ -18,7 +18,7 @@ DOCS = HOOKS.parent
 ROOT = DOCS.parent
 CACHE = ROOT / ".cache" / "tutorials"
 
-REFERENCE = {  # page: title, what it holds, packages; of the first four packages every name, of others the public ones
+REFERENCE = {  # page: title, what it holds, packages; of packages in WHOLE every name, of others the public ones
     "estimator": ("Estimator and tables", "Models of tables, from Python.", ("estimators", "tables")),
     "networks": ("Networks and training", "Networks, many of them as one, and the loop.", ("networks", "training")),
     "layers": ("Layers", "Modules that own parameters and call one rule.", ("layers",)),
@@ -28,7 +28,10 @@ REFERENCE = {  # page: title, what it holds, packages; of the first four package
     "instruments": ("Instruments", "Audit, attribution, conversion, export.", ("inspect", "convert", "export")),
     "errors": ("Errors", "Every error names the function and argument, what was wanted and the fix.", ("errors",)),
 }
-WHOLE = {"layers", "moments", "rules", "likelihoods"}
+WHOLE = {"layers", "moments", "rules", "likelihoods", "errors"}
+FIRST = ["MPGELURegressor", "TableModel", "load", "network", "fit", "propagate", "Linear", "MPGELU", "Dropout"]
+FIRST += ["DiagonalMoments", "FullMoments", "FactoredMoments", "HeteroscedasticGaussian", "Predictive"]
+INHERITING = {"MPGELURegressor"}  # most of its methods are those of its bases
 
 sys.path[:0] = [str(HOOKS), str(DOCS / "figures")]
 
@@ -147,8 +150,12 @@ def _reference() -> dict[str, str]:
     )
     for page, (title, intro, packages) in REFERENCE.items():
         homes = [(name, part) for part in packages for name in _exported(part)]
+        homes.sort(key=lambda home: FIRST.index(home[0]) if home[0] in FIRST else len(FIRST))
         named = {name: _home(name, part) for name, part in homes if name in public or part in WHOLE}
-        entries = [f"::: {path}" for path in named.values()]
+        entries = [
+            f"::: {path}" + "\n    options: {inherited_members: true}" * (name in INHERITING)
+            for name, path in named.items()
+        ]
         pages[page] = "\n\n".join([f"# {title}", intro, *entries]) + "\n"
         links = ", ".join(f"[`{name}`][{path}]" for name, path in named.items())
         index += [f"## [{title}]({page}.md)", f"{intro} {links}"]

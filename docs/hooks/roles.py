@@ -10,6 +10,8 @@ _ROLE = re.compile(r":(?P<role>class|func|meth|mod|data|attr|exc|math):`(?P<body
 _TITLED = re.compile(r"(?P<title>.+?)\s*<(?P<target>[^>]+)>$", re.DOTALL)
 _DISPLAYED = re.compile(r"^(?P<indent>[ \t]*)\.\. math::[ \t]*(?P<rest>.*)$")
 
+_EXAMPLE = re.compile(r"^([ \t]*)Example:[ \t]*$", re.MULTILINE)
+
 Resolve = Callable[[str], str | None]
 
 
@@ -20,7 +22,8 @@ def markdown_of(text: str, resolve: Resolve) -> str:
         text: With roles such as ``:func:`add``` and ``.. math::`` blocks.
         resolve: Full path of a name, or ``None`` if the name is not documented, which then is shown as code.
     """
-    return _ROLE.sub(lambda match: _inline(match["role"], match["body"], resolve), _displayed(text))
+    text = _EXAMPLE.sub(r"\1Examples:", _displayed(text))  # griffe reads only the plural as a section of doctests
+    return _ROLE.sub(lambda match: _inline(match["role"], match["body"], resolve), text)
 
 
 def _inline(role: str, body: str, resolve: Resolve) -> str:

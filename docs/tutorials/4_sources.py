@@ -143,7 +143,7 @@ axes.bar(
     label="diagonal: correlations dropped",
 )
 axes.set_xticks(place, [f"{layer.layer} {layer.kind}" for layer in audit.layers], rotation=25, ha="right")
-axes.set(title="Worst error of a covariance, layer by layer", ylabel="in the two std. deviations", ylim=(0, 1.25))
+axes.set(title="Worst error of a covariance, layer by layer", ylabel="relative to both sd", ylim=(0, 1.25))
 axes.legend(ncols=2, loc="upper left")
 inflated = (
     network(mpgelu.DiagonalMoments.certain(scaled[360:])).stddev[:, 0]

@@ -345,7 +345,8 @@ MISTAKES: dict[str, tuple[Callable[[], None], tuple[str, ...], str]] = {
     "decimal comma": (
         written("new.csv", 'area,city,year,garage\n"50,5",Oslo,1990,yes\n'),
         ("predict", "model", "new.csv"),
-        "new.csv, column 'area', line 2: '50,5' has a decimal comma; write numbers with a point",
+        "new.csv, column 'area', line 2: '50,5' has a comma; write decimals with a point, and thousands without "
+        "a separator",
     ),
     "another delimiter in cells": (
         written("new.csv", "area;city\n50;Oslo\n50,5;Oslo\n"),

@@ -408,7 +408,7 @@ def test_the_report_is_a_table() -> None:
 REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
     "no rule": (lambda s, h: torch.erf(h), r"node 'erf' \(erf\) has no rule; replace it"),
     "method": (lambda s, h: h.view(-1, N), r"node 'view' \(view\) has no rule; use nn.Flatten"),
-    "squeeze": (lambda s, h: h.squeeze(-1), r"node 'squeeze' \(squeeze\) has no rule; give \(rows, features\)"),
+    "squeeze": (lambda s, h: h.squeeze(-1), r"\(squeeze\) has no rule; leave it out, return \(rows, features\)"),
     "softmax": (lambda s, h: torch.softmax(h, -1), r"\(softmax\) has no rule; convert the network up to its logits"),
     "matmul": (lambda s, h: h @ s.second.weight, r"\(matmul\) has no rule; use nn.Linear"),
     "product": (lambda s, h: h * s.second(h), r"node 'mul' \(mul\): a product of two values .* one must be constant"),
@@ -429,6 +429,19 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
     "in place, unused": (lambda s, h: (h.relu_(), h)[1], r"node 'relu_' \(relu_\) changes a value in place and its"),
     "in place, used": (lambda s, h: F.relu(h, inplace=True) + h, r"changes a value in place that is used again later"),
 }
+
+
+def test_a_state_dict_is_no_module() -> None:
+    with pytest.raises(
+        ConversionError, match=r"^from_torch: module must be a torch.nn.Module, got OrderedDict; a state"
+    ):
+        from_torch(nn.Linear(2, 1).state_dict())  # type: ignore[arg-type]
+
+
+def test_an_audit_calls_a_converted_relu_by_its_name() -> None:
+    network, _ = from_torch(nn.Sequential(nn.Dropout(0.2), nn.Linear(N, 3), nn.ReLU(), nn.Linear(3, 1)))
+    kinds = [row.kind for row in mp.verify(network, torch.randn(2, N), draws=200).layers]
+    assert kinds == ["Dropout", "Linear", "ReLU", "Linear"]
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -29,6 +29,13 @@ def test_formulas_become_dollars() -> None:
     assert convert(".. math::\n\n    a = b\n\nThen.") == "\n$$\na = b\n$$\n\nThen."
 
 
+def test_an_example_becomes_a_section_of_doctests() -> None:
+    assert convert("Add.\n\n    Example:\n        >>> 1 + 1\n        2") == (
+        "Add.\n\n    Examples:\n        >>> 1 + 1\n        2"
+    )
+    assert convert("Example: one of these") == "Example: one of these"
+
+
 def test_plain_text_stays() -> None:
     text = "``code``, a ratio 1:2, a :word: and `one`."
     assert convert(text) == text

@@ -23,6 +23,7 @@ def site(folder: Path, body: str) -> list[str]:
         r"<pre><code>:func:`x` and \frac</code></pre>",
         '<a href="https://arxiv.org/abs/2211.13402">paper</a>',
         '<script>":func:"</script>',
+        "<blockquote><p>said</p></blockquote>",
     ],
 )
 def test_a_whole_site_passes(tmp_path: Path, body: str) -> None:
@@ -40,6 +41,10 @@ def test_a_whole_site_passes(tmp_path: Path, body: str) -> None:
         ('<a href="other.html#nowhere">x</a>', "no such place on the page: other.html#nowhere"),
         ('<a href="#nowhere">x</a>', "no such place"),
         ('<img src="missing.png">', "leads nowhere: missing.png"),
+        (
+            "<blockquote><blockquote><blockquote><p>import x</p></blockquote></blockquote></blockquote>",
+            "not shown as code",
+        ),
         ('<script src="https://cdn.example/katex.js"></script>', "from another host"),
     ],
 )

@@ -21,6 +21,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import mpgelu as mp
 from mpgelu import MPGELURegressor
+from mpgelu.errors import InputError
 from mpgelu.estimators.recipe import settings_of, training
 from mpgelu.research.datasets import load_diabetes
 
@@ -469,3 +470,13 @@ def test_networks_larger_than_the_machine_are_refused() -> None:
     X, y = np.ones((20, 2)), np.arange(20.0)
     with pytest.raises(mp.InputError, match=r"would take about .* GB of memory, and this machine has .*; choose"):
         MPGELURegressor((10**6, 10**6)).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("cells", "wrong"),
+    [([1.0, None, 3.0], "a missing cell"), (["u", "v", "u"], "'u'"), (["1", "2", "x"], "'x'")],
+)
+def test_cells_that_are_no_numbers_are_named_with_a_remedy(cells: list[Any], wrong: str) -> None:
+    frame = pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": cells})
+    with pytest.raises(InputError, match=rf"column 'b' of X holds {wrong}; .* mpgelu.TableModel, which accepts text"):
+        MPGELURegressor(steps=1).fit(frame, [1.0, 2.0, 3.0])

@@ -116,7 +116,7 @@ def test_rows_without_a_target_are_left_out() -> None:
         (lambda t: t.assign(price="2024-01-31"), "column 'price': holds dates or times such as '2024-01-31'; this is"),
         (
             lambda t: t.assign(price="1,5"),
-            "column 'price', row 1: '1,5' has a decimal comma; write numbers with a point",
+            "column 'price', row 1: '1,5' has a comma; write decimals with a point, and thousands without a separator",
         ),
         (lambda t: pd.concat([t, t.area], axis=1), "more than one column is called 'area'; give every column a name"),
         (lambda t: t.assign(price=np.inf), "column 'price', row 1: 'inf' is infinite"),

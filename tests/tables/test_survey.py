@@ -59,7 +59,9 @@ def test_texts_beyond_counting(monkeypatch: pytest.MonkeyPatch) -> None:
         (["1"] * 70 + ["1e999"], "infinite or too large"),
         (["2024-01-31", "2024-02-01"] * 40, "holds dates or times such as '2024-01-31'"),
         ([20240131, 20240201] * 40, "holds dates or times such as '20240131'"),
-        (["1,5", "2,5"] * 40, "'1,5' has a decimal comma"),
+        (["1,5", "2,5"] * 40, "'1,5' has a comma"),
+        (["1,384", "12,000,000.5"] * 40, "'1,384' has a comma; write decimals with a point, and thousands without"),
+        (["1.384,5", "2.000,0"] * 40, "'1.384,5' has a comma"),
     ],
 )
 def test_what_cannot_be_learned_from(values: list[Any], wrong: str) -> None:

@@ -147,7 +147,7 @@ def test_words_that_look_a_little_like_dates_are_categories(cells: list[str]) ->
 def test_words_among_numbers_are_refused_by_row() -> None:
     with pytest.raises(CellError, match=r"column 'a', row 3: 'twelve' is not a number.*`categorical` 'a'"):
         TableEncoder.learn(table(a=["1", "2", "twelve", "4", "5"]))
-    with pytest.raises(CellError, match=r"column 'a', row 1: '1,5' has a decimal comma"):
+    with pytest.raises(CellError, match=r"column 'a', row 1: '1,5' has a comma"):
         TableEncoder.learn(table(a=["1,5", "2,5", "3", "4,5"]))
     with pytest.raises(CellError, match=r"column 'a', row 2: '-inf' is infinite or too large"):
         TableEncoder.learn(table(a=["1", "-inf", "3"]))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mpgelu.cli.shared import check_readme, chosen, make_folder, print_rows
+from mpgelu.cli.shared import check_page, chosen, make_folder, print_rows
 from mpgelu.errors import InputError
 
 
@@ -42,13 +42,12 @@ def bench(
     from mpgelu.research.bench.run import SECTIONS, run
 
     names = chosen("sections", sections, tuple(SECTIONS))
-    check_readme(readme)
+    check_page("readme", readme)
+    check_page("docs", docs)
     if readme is not None and "inference" not in names:
         raise InputError("--readme: its table is that of the section inference, which is not among --sections")
     if docs is not None and not set(IN_DOCS) & set(names):
         raise InputError(f"--docs: its tables are those of {', '.join(IN_DOCS)}; none is among --sections")
-    if docs is not None and not docs.is_file():
-        raise InputError(f"--docs: there is no file {docs}; the table is written between marks that it holds")
     make_folder(output)
     results = run(names, rounds=rounds, threads=threads, compiled=compiled, quick=quick)
     results = report.merged(results, output) if keep else results

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from mpgelu.cli.shared import Data, check_readme, chosen, make_folder
+from mpgelu.cli.shared import Data, check_page, chosen, make_folder
 from mpgelu.errors import InputError
 
 _MOST_SPLITS = 20
@@ -31,7 +31,8 @@ def compare(
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes, one thread each.")] = 1,
     data: Data = None,
     tables_only: Annotated[bool, typer.Option(help="Run nothing; rewrite the tables from the records.")] = False,
-    readme: Annotated[Path | None, typer.Option(help="Write the main table into this file too.")] = None,
+    readme: Annotated[Path | None, typer.Option(help="Write a summary of our settings into this file too.")] = None,
+    docs: Annotated[Path | None, typer.Option(help="Write our scores on every set into this page too.")] = None,
 ) -> None:
     """Compare the estimator with other methods on the published splits of two suites of UCI data sets.
 
@@ -41,14 +42,15 @@ def compare(
 
     Example: mpgelu compare --datasets boston,yacht --methods mpgelu,deep-ensemble --splits 5
     """
-    from mpgelu.research.compare.comparison_page import update_readme, write_report
+    from mpgelu.research.compare.comparison_page import update_docs, update_readme, write_report
     from mpgelu.research.compare.methods import GROUPS, METHODS
     from mpgelu.research.compare.run import run, tasks
 
     names, known = _by_size(datasets), chosen("methods", methods, tuple(METHODS), GROUPS)
     numbers = _splits(splits)
     path = output / "records.jsonl"
-    check_readme(readme)
+    check_page("readme", readme)
+    check_page("docs", docs)
     if not tables_only:
         make_folder(output)
         folder = None if data is None else str(data)
@@ -60,6 +62,8 @@ def compare(
     write_report(path, output)
     if readme is not None:
         update_readme(path, readme)
+    if docs is not None:
+        update_docs(path, docs)
     typer.echo(f"tables: {output / 'compare.md'}")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpgelu.cli.shared import Delimiter, Notes, Seed, one_line_warnings, open_table, warn
+from mpgelu.cli.shared import Delimiter, Notes, Seed, one_line_warnings, open_table, rows_progress, warn
 from mpgelu.errors import DataError, InputError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ Table = Annotated[Path, typer.Argument(metavar="TABLE", help="CSV or Parquet fil
 InputStd = Annotated[
     str | None, typer.Option(help="Standard deviations of measurement errors: column=value pairs separated by commas.")
 ]
+_ROWS_EXPLAINED = 32  # between two steps of the progress bar
 _PICTURES = (".png", ".pdf", ".svg", ".jpg")
 _MEANINGS = {
     "noise": "of the target itself, as far as the model can tell",
@@ -118,7 +119,7 @@ def explain(
     """
     import numpy as np
 
-    from mpgelu.inspect import attribute, plot_attribution
+    from mpgelu.inspect import plot_attribution
     from mpgelu.storage.files import check_writable, write_atomically
 
     check_writable(output, model, data)
@@ -128,7 +129,7 @@ def explain(
             raise InputError(f"--plot: wants another file that ends in {', '.join(_PICTURES)}, got {plot}")
     loaded, table = _read(model, data, delimiter)
     errors = None if input_std is None else _errors(input_std, list(table.columns))
-    frame = attribute(loaded, table, input_std=errors, features=list(table.columns))
+    frame = _attributed(loaded, table, errors)
     frame["row"] += 1  # as people count the lines of a file, and as the report does
     write_atomically(output, frame.to_csv(index=False))
     typer.echo(f"sources: {output}")
@@ -143,6 +144,29 @@ def explain(
     shares = frame[known].groupby("kind").variance.sum().sort_values(ascending=False) / frame[known].variance.sum()
     for kind, share in shares.items():
         typer.echo(f"{kind!s:14}{share:6.1%} of the variance of all rows: {_MEANINGS[str(kind)]}")
+
+
+def _attributed(model: MPGELURegressor, table: pd.DataFrame, errors: list[float] | None) -> pd.DataFrame:
+    """Return the sources of all rows, with a progress bar, since measurement errors take long.
+
+    Args:
+        model: The estimator.
+        table: Its features.
+        errors: Standard deviation of the error of each feature.
+    """
+    import pandas as pd
+
+    from mpgelu.inspect import attribute
+
+    names, found = list(table.columns), []
+    with rows_progress() as progress:
+        task = progress.add_task("", total=len(table), rows=0)
+        for start in range(0, len(table), _ROWS_EXPLAINED):
+            part = table.iloc[start : start + _ROWS_EXPLAINED]
+            sources = attribute(model, part, input_std=errors, features=names)
+            found.append(sources.assign(row=sources["row"] + start))
+            progress.update(task, completed=start + len(part), rows=start + len(part))
+    return pd.concat(found, ignore_index=True)
 
 
 def verify(

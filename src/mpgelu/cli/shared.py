@@ -221,10 +221,15 @@ def make_folder(folder: Path) -> None:
         raise InputError(f"--output: the folder {folder} cannot be written to; choose another")
 
 
-def check_readme(readme: Path | None) -> None:
-    """Raise an :class:`InputError` if the file that is to receive a table does not exist."""
-    if readme is not None and not readme.is_file():
-        raise InputError(f"--readme: there is no file {readme}; the table is written between marks that it holds")
+def check_page(option: str, path: Path | None) -> None:
+    """Raise an :class:`InputError` if the file that is to receive a table does not exist.
+
+    Args:
+        option: Name of the option.
+        path: Its value.
+    """
+    if path is not None and not path.is_file():
+        raise InputError(f"--{option}: there is no file {path}; the table is written between marks that it holds")
 
 
 def rows_progress(*, counts_parts: bool = False, hidden: bool = False) -> Progress:

@@ -39,7 +39,8 @@ def from_torch(module: nn.Module, *, example: Tensor | None = None) -> tuple[Con
         The network, and a report of the accuracy of every operation.
 
     Raises:
-        ConversionError: An operation has no rule, the module cannot be traced, or the two disagree on the example.
+        ConversionError: ``module`` is not a module or cannot be traced, an operation has no rule, or the two disagree
+                on the example.
 
     Example:
         >>> import torch, mpgelu
@@ -57,6 +58,11 @@ def from_torch(module: nn.Module, *, example: Tensor | None = None) -> tuple[Con
         3     Linear     exact           exact
         Nonlinearities take their input for Gaussian; diagonal moments drop every covariance.
     """
+    if not isinstance(module, nn.Module):
+        raise ConversionError(
+            f"from_torch: module must be a torch.nn.Module, got {type(module).__name__}; a state_dict must first be "
+            "loaded into its module"
+        )
     root = nn.Sequential(module) if Tracer().is_leaf_module(module) else module
     nodes, constants = trace(root)
     uses: Counter[fx.Node] = Counter()

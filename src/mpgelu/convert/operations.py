@@ -242,7 +242,9 @@ _FUNCTIONS |= {target: _of_one(build) for build, targets in _OF_ONE.items() for 
 _HINT = "replace it, or convert the parts before and after it; docs/convert.md lists what is supported"
 _HINTS = {
     **dict.fromkeys(("view", "reshape", "size", "getattr"), "use nn.Flatten(), or flatten the input"),
-    **dict.fromkeys(("squeeze", "unsqueeze", "getitem"), "give (rows, features), and index the moments afterwards"),
+    **dict.fromkeys(
+        ("squeeze", "unsqueeze", "getitem"), "leave it out, return (rows, features), and index the moments afterwards"
+    ),
     **dict.fromkeys(("matmul", "mm", "addmm", "bmm"), "use nn.Linear or F.linear"),
     **dict.fromkeys(("softmax", "log_softmax", "Softmax", "LogSoftmax"), "convert the network up to its logits"),
     **dict.fromkeys(("Conv1d", "Conv2d", "Conv3d"), "only fully connected layers have rules"),

@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike
 
 from mpgelu.errors import InputError
@@ -25,6 +28,31 @@ def check_target(y: ArrayLike) -> None:
                     f"fit: this is regression, which predicts a number, and y holds text such as {str(value)!r}; "
                     "give numbers (yes and no as 1 and 0), or take a classifier"
                 ) from None
+
+
+@contextmanager
+def explained(X: Any) -> Iterator[None]:
+    """Return a context in which an error about text or missing cells of a data frame names the column and a remedy.
+
+    Args:
+        X: The features that are validated in the context.
+
+    Raises:
+        InputError: A column holds text or missing cells; other errors pass unchanged.
+    """
+    try:
+        yield
+    except ValueError as error:
+        for name, column in X.items() if isinstance(X, pd.DataFrame) else ():
+            wrong = pd.to_numeric(column, errors="coerce").isna()
+            if wrong.any():
+                cell = column[wrong].iloc[0]
+                what = "a missing cell" if pd.isna(cell) else f"{str(cell)!r}"
+                raise InputError(
+                    f"MPGELURegressor: wants numbers, and column {name!r} of X holds {what}; fill and encode it, or "
+                    "take mpgelu.TableModel, which accepts text and missing cells"
+                ) from error
+        raise
 
 
 def check_memory(settings: Settings, features: int) -> None:

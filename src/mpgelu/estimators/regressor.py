@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mpgelu.errors import InputError
 from mpgelu.estimators.arguments import plain
-from mpgelu.estimators.checks import check_memory, check_target
+from mpgelu.estimators.checks import check_memory, check_target, explained
 from mpgelu.estimators.distillation import Distilling
 from mpgelu.estimators.predicted import Predicting
 from mpgelu.estimators.recipe import Kind, Noise, Rows, Settings, Trained, settings_of, train
@@ -161,7 +161,8 @@ class MPGELURegressor(Predicting, Streaming, Distilling, RegressorMixin, BaseEst
             TrainingError: The loss stays non-finite.
         """
         check_target(y)
-        features, target = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2)
+        with explained(X):
+            features, target = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2)
         weights = _check_sample_weight(sample_weight, features, dtype=np.float64, ensure_non_negative=True)
         counting = weights > 0
         if counting.sum() < 2:

@@ -20,8 +20,8 @@ _DATE = re.compile(
     r"\d{4}-\d{1,2}-\d{1,2}([ T]\d.*)?|\d{4}/\d{1,2}/\d{1,2}( \d.*)?|\d{1,2}([/.-])\d{1,2}\3\d{2,4}( \d.*)?"
     r"|\d{1,2}[ -][A-Za-z]{3,9}\.?[ -]\d{2,4}|[A-Za-z]{3,9}\.? \d{1,2},? \d{4}|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
 )
-_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
-_COMMA = "{} has a decimal comma; write numbers with a point"
+_COMMA_NUMBER = re.compile(r"[-+]?\d+(,\d+)+(\.\d+)?|[-+]?\d+(\.\d{3})+,\d+")
+_COMMA = "{} has a comma; write decimals with a point, and thousands without a separator"
 _EXAMPLES = 200
 
 
@@ -122,7 +122,7 @@ class Cells:
         words = self.text[self.words]
         if len(words) and 2 * len(words) >= np.sum(~self.missing):
             examples = words.drop_duplicates().head(_EXAMPLES)
-            if not _mostly(examples, _DECIMAL_COMMA):
+            if not _mostly(examples, _COMMA_NUMBER):
                 kind = "dates or times" if _mostly(examples, _DATE) else "text"
                 raise CellError(
                     f"holds {kind} such as {str(words.iloc[0])!r}; this is regression, which predicts a number: choose "
@@ -158,13 +158,13 @@ class Cells:
         """Check that a column of words was probably meant as categories.
 
         Raises:
-            CellError: The cells are dates, have decimal commas, or are words among numbers.
+            CellError: The cells are dates, are numbers with commas, or are words among numbers.
         """
         words = self.text[self.words]
         examples = words.drop_duplicates().head(_EXAMPLES)
         if _mostly(examples, _DATE):
             raise self.date_error(str(words.iloc[0]))
-        if _mostly(examples, _DECIMAL_COMMA):
+        if _mostly(examples, _COMMA_NUMBER):
             raise self.error(np.flatnonzero(self.words), _COMMA)
         if 2 * len(words) < np.sum(~self.missing):
             raise self.among_numbers()
@@ -180,7 +180,7 @@ class Cells:
 
 def _why_no_number(text: str) -> str:
     """Return the reason why a text is not read as a number."""
-    return _COMMA if _DECIMAL_COMMA.fullmatch(text) else "{} is not a number"
+    return _COMMA if _COMMA_NUMBER.fullmatch(text) else "{} is not a number"
 
 
 def _mostly(examples: pd.Series[Any], pattern: re.Pattern[str]) -> bool:

@@ -109,14 +109,15 @@ def test_a_folder_that_cannot_be_made_is_refused_before_training(compare: Comman
     assert str(error).startswith("--output: cannot create the folder")
 
 
-def test_the_readme_gets_the_table(compare: Command, tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text("before\n<!-- compare:start -->\nold\n<!-- compare:end -->\nafter\n")
-    assert compare("--methods", "mc-dropout", "--splits", "5-6", "--readme", readme).exit_code == 0
-    text = readme.read_text()
-    assert text.startswith("before\n<!-- compare:start -->\n|  | CRPS: ensemble |")
-    assert "old" not in text
-    assert text.endswith("<!-- compare:end -->\nafter\n")
+def test_the_readme_gets_a_summary_and_the_docs_every_set(compare: Command, tmp_path: Path) -> None:
+    for option, head in (("--readme", "|  | CRPS | RMSE |"), ("--docs", "| CRPS | ensemble |")):
+        page = tmp_path / "page.md"
+        page.write_text("before\n<!-- compare:start -->\nold\n<!-- compare:end -->\nafter\n")
+        assert compare("--methods", "mc-dropout", "--splits", "5-6", option, page).exit_code == 0
+        text = page.read_text()
+        assert text.startswith(f"before\n<!-- compare:start -->\n{head}")
+        assert "old" not in text
+        assert text.endswith("<!-- compare:end -->\nafter\n")
 
 
 def test_sets_are_run_smallest_first() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from made_up import DASH, markdown_cells, only_row
 from mpgelu.errors import DataError
-from mpgelu.research.compare.comparison_page import page, update_readme, write_report
+from mpgelu.research.compare.comparison_page import page, update_docs, update_readme, write_report
 from mpgelu.research.compare.figure import places
 from mpgelu.research.compare.methods import GROUPS
 from mpgelu.research.compare.summary import counted, summarise
@@ -175,23 +175,43 @@ def test_files(tmp_path: Path) -> None:
     assert written == {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
 
 
-def test_the_readme_shows_our_settings_and_the_best_peer(tmp_path: Path) -> None:
-    readme, path = tmp_path / "README.md", store(tmp_path)
+def between_marks(page: Path) -> str:
+    return page.read_text().partition("<!-- compare:start -->\n")[2].partition("<!-- compare:end -->")[0]
+
+
+def test_the_readme_sums_up_our_settings(tmp_path: Path) -> None:
+    readme, kept = tmp_path / "README.md", Store(tmp_path / "records.jsonl")
+    scores = [-1.0, -2.0, -1.0, -2.0, -1.0]  # mean -1.4
+    for dataset, crps in (("boston", 0.5), ("yacht", 1.2), ("energy", 0.9)):  # the peer's is 1
+        for made in several(scores, dataset=dataset, crps=crps) + several([-1.5] * 5, "catboost", dataset=dataset):
+            kept.append(made)
+    for made in several(scores, "mpgelu-compact", dataset="concrete", crps=0.1):  # no peer: not counted
+        kept.append(made)
+    readme.write_text("before\n<!-- compare:start -->\nold\n<!-- compare:end -->\nafter\n")
+    update_readme(kept.path, readme)
+    head, ensemble = markdown_cells(between_marks(readme))
+    assert head == ["", "CRPS", "RMSE", "log-likelihood"]
+    assert ensemble[:2] == ["ensemble", "better on 2 of 3; median -10%; worst +20% (yacht)"]
+    assert ensemble[3] == "better on 3 of 3; median +0.10; worst +0.10 (boston)"
+
+
+def test_the_docs_show_our_settings_and_the_best_peer(tmp_path: Path) -> None:
+    readme, path = tmp_path / "page.md", store(tmp_path)
     for made in several([-3.0, -3.0, -3.0, -3.0, -3.0], "mpgelu-compact", crps=0.25):
         Store(path).append(made)
     for made in several([-1.0, -1.0], "mpgelu-fast", crps=0.1):  # too few splits to be shown
         Store(path).append(made)
     readme.write_text("before\n<!-- compare:start -->\nold\n<!-- compare:end -->\nafter\n")
-    update_readme(path, readme)
-    beside = readme.read_text().partition("<!-- compare:start -->\n")[2].partition("<!-- compare:end -->")[0]
-    head, boston = markdown_cells(beside)
-    assert head[1:] == [
-        *("CRPS: ensemble", "fast", "compact", "best peer (of peers)"),
-        *("log-likelihood: ensemble", "fast", "compact", "best peer (of peers)"),
+    update_docs(path, readme)
+    crps, rmse, log_likelihood = (markdown_cells(table) for table in between_marks(readme).split("\n\n"))
+    assert crps == [
+        ["CRPS", "ensemble", "fast", "compact", "best peer (of peers)"],
+        ["boston [5]", "0.500", DASH, "**0.250**", "1.00 catboost (1 of 9)"],
     ]
-    assert boston == [
-        *("boston [5]", "0.500", DASH, "**0.250**", "1.00 catboost (1 of 9)"),
-        *("**-1.40**", DASH, "-3.00", "-2.30 catboost (1 of 7)"),
+    assert rmse[0][0] == "RMSE"
+    assert log_likelihood == [
+        ["log-likelihood", "ensemble", "fast", "compact", "best peer (of peers)"],
+        ["boston [5]", "**-1.40**", DASH, "-3.00", "-2.30 catboost (1 of 7)"],
     ]
     assert GROUPS["ours"] == ["mpgelu", "mpgelu-fast", "mpgelu-compact"]  # the order of the columns
 

@@ -119,7 +119,7 @@ def _tallied(network: nn.Module, start: Moments, draws: int, source: Source) -> 
             calls[name] = calls.get(name, 0) + 1
             key = name if calls[name] == 1 else f"{name} ({calls[name]})"
             if key not in tallies:
-                tallies[key] = Tally(type(module).__name__, output.moments)
+                tallies[key] = Tally(_kind(module), output.moments)
             tallies[key].add(output)
 
     with torch.no_grad():
@@ -173,6 +173,11 @@ def _model_inputs(parts: Parts, X: Any, input_std: ArrayLike, audit: Audit, seed
 
     stated = predicted(x, errors)
     return audit_inputs(stated, predicted, x, errors, draws=audit.draws, seed=seed, propagated=False)
+
+
+def _kind(module: nn.Module) -> str:
+    """Return the name of a layer as its user knows it: a leaky ReLU without slope stands for a converted ReLU."""
+    return "ReLU" if getattr(module, "negative_slope", None) == 0 else type(module).__name__
 
 
 def _draws_at_a_time(size: int) -> int:

@@ -96,7 +96,7 @@ class Audit:
             lines = [
                 f"Means or covariances disagree with sampling at {_listed([row.layer for row in wrong])}, most at "
                 f"layer {worst.layer} ({worst.kind}): by {worst.mean_error:.2f} standard deviations in a mean, by "
-                f"{worst.covariance_error:.2f} times the two standard deviations in a covariance."
+                f"{worst.covariance_error:.2f} of the product of the two standard deviations in a covariance."
             ]
         elif undecided:
             agreeing = len(self.layers) - len(undecided)
@@ -111,7 +111,7 @@ class Audit:
             least = min(partly, key=lambda row: row.judged)
             lines.append(
                 f"{1 - least.judged:.1%} of the units of layer {least.layer}"
-                + f", and of {len(partly) - 1} other layers," * (len(partly) > 1)
+                + f", and of {len(partly) - 1} other layer{'s' * (len(partly) > 2)}," * (len(partly) > 1)
                 + f" are too rarely random for {self.draws} draws and were left out."
             )
         misled = [row.layer for row in wrong if row.kind not in (*_MIXING, *_EXACT)]

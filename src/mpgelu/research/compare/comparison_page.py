@@ -107,13 +107,26 @@ def write_report(store_path: str | os.PathLike[str], out_folder: str | os.PathLi
 
 
 def update_readme(store_path: str | os.PathLike[str], readme: Path) -> None:
-    """Write the scores of our settings beside the best peer's between the marks ``compare`` of a README.
+    """Write between the marks ``compare`` of a README how our settings compare with the best peers over all sets.
 
     Args:
         store_path: A file of records, see `Store`.
         readme: The file.
     """
-    write_between(readme, "compare", _ours_beside_best(_read(store_path), ("crps", "log_likelihood")))
+    write_between(readme, "compare", _ours_over_all_sets(_read(store_path)))
+
+
+def update_docs(store_path: str | os.PathLike[str], docs: Path) -> None:
+    """Write the scores of our settings beside the best peer of each set between the marks ``compare`` of a page.
+
+    There is one table for each metric, since one for all would be too wide for a page.
+
+    Args:
+        store_path: A file of records, see `Store`.
+        docs: The page.
+    """
+    frame = _read(store_path)
+    write_between(docs, "compare", "\n\n".join(_ours_beside_best(frame, metric) for metric in _WORDS))
 
 
 def _read(store_path: str | os.PathLike[str]) -> pd.DataFrame:
@@ -180,37 +193,48 @@ def _rank_cells(table: pd.DataFrame, method: str, metric: str) -> list[str]:
     return [f"{row['rank']:.1f} [{row['sets']:.0f}]", f"{row['first']:.0f}", f"{row['near']:.0f}", behind]
 
 
-def _ours_beside_best(frame: pd.DataFrame, metrics: Sequence[str]) -> str:
+def _ours_over_all_sets(frame: pd.DataFrame) -> str:
+    """How each of our settings differs from the best peer of each set: on how many it is better, median and worst."""
+    body = []
+    for method, title in zip(GROUPS["ours"], _OURS, strict=True):
+        cells = [_difference_words(compared(frame, metric), method, metric) for metric in _WORDS]
+        if any(cell != MISSING for cell in cells):
+            body.append([title, *cells])
+    return markdown(["", *_WORDS.values()], body)
+
+
+def _difference_words(rows: pd.DataFrame, ours: str, metric: str) -> str:
+    """Differences from the best peer, in nats of a log-likelihood, otherwise as shares of the peer's score."""
+    best = rows[rows["method"].isin(GROUPS["peers"])].groupby("dataset")["score"].min()
+    own = rows[rows["method"] == ours].set_index("dataset")["score"]
+    behind = (own - best).dropna()
+    if behind.empty:
+        return MISSING
+    behind, form = (-behind, "+.2f") if metric == "log_likelihood" else (behind / best[behind.index], "+.0%")
+    worst = str(behind.idxmax() if SIGNS[metric] > 0 else behind.idxmin())
+    ahead = int((SIGNS[metric] * behind < 0).sum())
+    return (
+        f"better on {ahead} of {len(behind)}; median {behind.median():{form}}; worst {behind[worst]:{form}} ({worst})"
+    )
+
+
+def _ours_beside_best(frame: pd.DataFrame, metric: str) -> str:
     """All of our settings and the best peer of each set, with how many of how many peers it is the best; no tests."""
-    peers = {metric: against_best_peer(frame, metric).set_index("dataset") for metric in metrics}
-    scores = {metric: compared(frame, metric).set_index(["method", "dataset"])["score"] for metric in metrics}
-    sets = [name for name in ORDER if any(name in table.index for table in peers.values())]
-    head = [
-        cell for metric in metrics for cell in (f"{_WORDS[metric]}: {_OURS[0]}", *_OURS[1:], "best peer (of peers)")
-    ]
-    body = [
-        [
-            _label(name),
-            *(cell for metric in metrics for cell in _four_cells(peers[metric], scores[metric], name, metric)),
-        ]
-        for name in sets
-    ]
-    return markdown(["", *head], body)
+    peers = against_best_peer(frame, metric).set_index("dataset")
+    scores = compared(frame, metric).set_index(["method", "dataset"])["score"]
+    body = [[_label(name), *_four_cells(peers, scores, name, metric)] for name in ORDER if name in peers.index]
+    return markdown([_WORDS[metric], *_OURS, "best peer (of peers)"], body)
 
 
 def _four_cells(peers: pd.DataFrame, scores: pd.Series, name: str, metric: str) -> list[str]:
     """The scores of a set, signed so that lower is better, as cells; the best of them in bold."""
-    form, words = ".2f" if metric == "log_likelihood" else "", ""
-    found = [scores.get((method, name)) for method in GROUPS["ours"]] + [None]
-    if name in peers.index:
-        row: dict[Any, Any] = peers.loc[[name]].to_dict("records")[0]
-        found[-1] = SIGNS[metric] * row["theirs"]
-        words = f" {METHODS[row['peer']].title} ({row['measured']} of {row['eligible']})"
+    form = ".2f" if metric == "log_likelihood" else ""
+    row: dict[Any, Any] = peers.loc[[name]].to_dict("records")[0]
+    words = f" {METHODS[row['peer']].title} ({row['measured']} of {row['eligible']})"
+    found = [*(scores.get((method, name)) for method in GROUPS["ours"]), SIGNS[metric] * row["theirs"]]
     shown = [MISSING if value is None else _show(SIGNS[metric] * value, form) for value in found]
-    best = min((value for value in found if value is not None), default=None)
-    cells = [
-        f"**{cell}**" if value is not None and value == best else cell for cell, value in zip(shown, found, strict=True)
-    ]
+    best = min(value for value in found if value is not None)
+    cells = [f"**{cell}**" if value == best else cell for cell, value in zip(shown, found, strict=True)]
     return [*cells[:-1], cells[-1] + words]
 
 
