@@ -145,7 +145,7 @@ def other_arrays(array: Tensor) -> dict[str, Tensor]:
         "a dimension more": array[None],
         "more": torch.cat([array, array]) if array.dim() else array.repeat(2),
         "fewer": array[:-1] if array.dim() else array[None][:0],
-        "transposed": array.mT.contiguous() if array.dim() > 1 else array[None].mT,
+        "transposed": array.mT.contiguous() if array.dim() > 1 else array.reshape(-1, 1),
         "none": array.flatten()[:0],
     }
 

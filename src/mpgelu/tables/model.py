@@ -24,7 +24,7 @@ from mpgelu.estimators.loading import from_description
 from mpgelu.estimators.regressor import MPGELURegressor
 from mpgelu.networks import Parts, parts_of
 from mpgelu.predictive import Predictive
-from mpgelu.storage.arrays import read_arrays, write_arrays
+from mpgelu.storage.arrays import one_line, read_arrays, write_arrays
 from mpgelu.storage.schema import Count, Optional, checked
 from mpgelu.tables.columns import Encoded
 from mpgelu.tables.dataset import Dataset
@@ -310,7 +310,7 @@ def load(path: str | os.PathLike[str]) -> Any:
     try:
         return _from_description(arrays, about)
     except Exception as error:  # whatever a forged file makes a constructor do
-        words = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+        words = one_line(error) if isinstance(error, DataError) else f"{type(error).__name__}: {one_line(error)}"
         raise DataError(f"{path} does not describe a model that can be built: {words}; save it again") from error
 
 
