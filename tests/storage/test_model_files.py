@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import json
 import struct
 import tempfile
@@ -16,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 import mpgelu as mp
@@ -242,7 +239,7 @@ FORGED: dict[str, tuple[str, Change, str]] = {
     "tails": ("regressor", set_to("likelihood", {"kind": "HeavyTailedGaussian", "tail_share": 7}), "cannot build the"),
     "no head": ("regressor", set_to("noise", None), "has no place in it"),
     "no parameters": ("regressor", without("params"), "'params' of the model must be fields, got None"),
-    "unknown parameter": ("regressor", set_to("params", {"hidden": [2], "x": 1}), "has a parameter 'x', which this"),
+    "unknown parameter": ("regressor", set_to("params", {"hidden": [2], "x": 1}), "has 'x', which this version"),
     "no score": ("regressor", without("score"), "does not describe a model that can be built"),
     "kinds": ("regressor", set_to("kind_weights", [[1.0]]), "does not describe a model that can be built"),
     "names": ("regressor", set_to("feature_names", ["a"]), "the model has 2 features and 1 names"),
@@ -299,29 +296,3 @@ def test_a_description_without_changes_loads(tmp_path: Path) -> None:
     for name in OLD:
         forged(tmp_path / name, name, lambda *_: None)
         assert isinstance(mp.load(tmp_path / name), (TableModel, mp.MPGELURegressor))
-
-
-def walk(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The way to everything inside a description."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path] * bool(path) + [way for key, part in items for way in walk(part, (*path, key))]
-
-
-def test_a_description_with_one_value_replaced_loads_or_is_refused(tmp_path: Path) -> None:
-    arrays, about = parts("table")
-    path, table = tmp_path / "forged", houses(3)
-    replacements: list[object] = [None, "bogus", []]
-    for way in walk(about):
-        for value in replacements:
-            changed = copy.deepcopy(about)
-            place: Any = changed
-            for key in way[:-1]:
-                place = place[key]
-            place[way[-1]] = value
-            text = json.dumps({"kind": "model", "format": storage.FORMAT, "about": changed})
-            path.write_bytes(storage._sealed(save(arrays, {"mpgelu": text})))
-            with contextlib.suppress(mp.DataError):
-                model = mp.load(path)
-                assert isinstance(model, (TableModel, mp.MPGELURegressor))
-                if isinstance(model, TableModel):
-                    model.encoder.encode(table)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
 
 from mpgelu import DataError
-from mpgelu.storage.schema import Optional, checked
+from mpgelu.storage.schema import Count, Either, Optional, checked
 
 SCHEMA = {
     "size": int,
@@ -65,3 +66,30 @@ def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> Non
 def test_what_is_missing_is_named() -> None:
     with pytest.raises(DataError, match=r"^it lacks 'names'$"):
         checked({name: value for name, value in GOOD.items() if name != "names"}, SCHEMA, "it")
+
+
+@pytest.mark.parametrize(
+    ("value", "schema", "message"),
+    [
+        (3, Either((int, [int])), None),
+        ([3], Either((int, [int])), None),
+        (-math.inf, Either((float, (-math.inf,))), None),
+        (["a", 1.5], [str, float], None),
+        (5, Count(1, 5), None),
+        ("3", Either((int, [int])), "it must be a whole number or a list, each item a whole number, got '3'"),
+        (math.nan, Either((float, (-math.inf,))), "it must be a finite number or -inf, got nan"),
+        (["a"], [str, float], "it must be a list of 2, got a list of 1"),
+        (["a", "b"], [str, float], "an item of it must be a finite number, got 'b'"),
+        (6, Count(1, 5), "it must be between 1 and 5, got 6"),
+        (True, Count(), "it must be a whole number, got True"),
+        (10**400, float, "it must be a finite number, got 1" + "0" * 59 + "..."),
+    ],
+    ids=range(12),
+)
+def test_alternatives_counts_and_pairs(value: Any, schema: Any, message: str | None) -> None:
+    if message is None:
+        assert checked(value, schema, "it") is value
+        return
+    with pytest.raises(DataError) as caught:
+        checked(value, schema, "it")
+    assert str(caught.value) == message

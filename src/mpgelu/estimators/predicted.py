@@ -206,7 +206,7 @@ class Predicting:
         """
         if not 0 < level < 1:
             raise InputError(f"predict_interval: level must lie strictly between 0 and 1, got {level}; 90 % is 0.9")
-        check_is_fitted(self, "ensemble_")
+        self._check_fitted()
         if self.calibration_scores_ is not None:
             conformal.quantile(self.calibration_scores_, level)
 
@@ -230,10 +230,14 @@ class Predicting:
         self.calibration_scores_ = conformal.scores(target, *self.predict(X, return_std=True))
         return self
 
+    def _check_fitted(self) -> None:
+        """Raise scikit-learn's error before ``fit``; its own check takes longer than the networks of one row."""
+        if not hasattr(self, "ensemble_"):
+            check_is_fitted(self, "ensemble_")
+
     def _checked(self, X: ArrayLike, input_std: ArrayLike | None) -> tuple[Array, Array | None]:
         """Return the validated features, float32 or float64, and their errors, ``None`` if all errors are zero."""
-        if not hasattr(self, "ensemble_"):  # the check takes longer than the networks of one row
-            check_is_fitted(self, "ensemble_")
+        self._check_fitted()
         values = np.asarray(X if is_valid(self, X) else validate_data(self, X, reset=False, dtype=_FLOATS))
         errors = None if input_std is None else checked_errors("predict", input_std, values.shape)
         return values, None if errors is None or not errors.any() else errors

@@ -132,13 +132,17 @@ class HeavyTailedGaussian(HeteroscedasticGaussian):
         """Return the kinds of errors; an offset or a background is Gaussian only if the log-variance is known."""
         if (self.background_share or self.tail_offset) and not known:
             return None
-        wide = log_variance + 2 * math.log(self.tail_width)
-        background = torch.log(log_variance.exp() + self.background_variance)
-        offsets: list[Tensor | None] = [None] * 3
-        if self.tail_share and self.tail_offset:
-            offsets = [offset * (log_variance / 2).exp() for offset in (*self.offsets, 0.0)]
-        each = zip(self.shares, (log_variance, wide, background), offsets, strict=True)
-        return [NoisePart(*part) for part in each if part[0]]
+        usual, wide, background = self.shares
+        offsets: tuple[Tensor | None, ...] = (None, None)
+        if wide and self.tail_offset:
+            stddev = (log_variance / 2).exp()
+            offsets = tuple(offset * stddev for offset in self.offsets)
+        parts = [NoisePart(usual, log_variance, offsets[0])]
+        if wide:
+            parts.append(NoisePart(wide, log_variance + 2 * math.log(self.tail_width), offsets[1]))
+        if background:
+            parts.append(NoisePart(background, torch.log(log_variance.exp() + self.background_variance)))
+        return parts
 
     def _wider(self, moments: Moments | Tensor) -> Moments | Tensor:
         """Return the same outputs with the log-variance of the wide errors."""

@@ -112,6 +112,7 @@ def size_of(name: str, rows: int, widths: Integers) -> int:
     return size
 
 
+@cache
 def size_of_array(name: str, *counts: int) -> int:
     """Return the number of floats of the workspace of a kernel that does not evaluate networks.
 

@@ -9,6 +9,7 @@
 #pragma GCC target("avx2,fma,avx512f,avx512vl,avx512dq,avx512bw")
 #endif
 #define VARIANT avx512
+#define LONG_VECTORS
 #include "diagonal.c"
 #include "ensemble.c"
 #include "factored.c"

@@ -205,16 +205,16 @@ static void weights_backward(const struct diagonal *map, const struct diagonal_r
         const float *weight = map->weight + start * before;
         memset(room->lanes, 0, sizeof(vector) * count);
         multiply_add_dots(units, before, vectors, grad_mean + start * vectors, (const vector *)map->mean, room->lanes);
-        for (int64_t i = 0; i < count; i++) by[start * before + i] += sum_of_lanes(room->lanes[i]);
+        for (int64_t i = 0; i < count; i++) by[start * before + i] += sum_of_lanes(&room->lanes[i]);
         memset(room->lanes, 0, sizeof(vector) * count);
         multiply_add_dots(units, before, vectors, grad_variance + start * vectors, (const vector *)map->variance,
                           room->lanes);
-        for (int64_t i = 0; i < count; i++) by[start * before + i] += 2 * weight[i] * sum_of_lanes(room->lanes[i]);
+        for (int64_t i = 0; i < count; i++) by[start * before + i] += 2 * weight[i] * sum_of_lanes(&room->lanes[i]);
     }
     for (int64_t o = 0; o < after; o++) {
         vector sum = {0};
         for (int64_t r = 0; r < vectors; r++) sum += grad_mean[o * vectors + r];
-        by[after * before + o] += sum_of_lanes(sum);
+        by[after * before + o] += sum_of_lanes(&sum);
     }
 }
 

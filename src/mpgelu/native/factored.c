@@ -296,6 +296,6 @@ BACKWARD(factored_backward) {
                 if (l) backward_activation(map - 1, map, room, by - (map[-1].before + 1) * map[-1].after);
             }
         }
-        for (int64_t i = 0; i < size; i++) by_parameters[model * size + i] = sum_of_lanes(room.sums[i]);
+        for (int64_t i = 0; i < size; i++) by_parameters[model * size + i] = sum_of_lanes(&room.sums[i]);
     }
 }

@@ -356,6 +356,6 @@ BACKWARD(full_backward) {
             }
         }
         const vector *sums = (const vector *)w.sums;
-        for (int64_t i = 0; i < size; i++) by_parameters[model * size + i] = sum_of_lanes(sums[i]);
+        for (int64_t i = 0; i < size; i++) by_parameters[model * size + i] = sum_of_lanes(&sums[i]);
     }
 }

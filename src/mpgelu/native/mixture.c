@@ -30,11 +30,11 @@ struct place {
 INLINE double tail_of(double x, double power) {
     double t = 3 / (3 + x);
     double t2 = t * t, t4 = t2 * t2, t10 = t4 * t4 * t2;
-    double low = DOUBLE_POLYNOMIAL(t, 0.13298085724249709, 0.13297719622272292, 0.11826570686073194,
+    double low = POLYNOMIAL(t, 0.13298085724249709, 0.13297719622272292, 0.11826570686073194,
                                    0.08802131208500286, 0.05378210569038863, -0.01366976778851525,
                                    0.07355921482007892, -0.2896681255372131, 0.5679059524950176,
                                    -0.8938115835085363);
-    double high = DOUBLE_POLYNOMIAL(t, 0.9195238906343289, -0.24300397378260882, -0.8102875040930854,
+    double high = POLYNOMIAL(t, 0.9195238906343289, -0.24300397378260882, -0.8102875040930854,
                                     1.4145681426957994, -1.2350524131109282, 0.6753826485748536,
                                     -0.23523210032428493, 0.04822234272903171, -0.004463901905282136);
     return power * t * (low + t10 * high);
@@ -59,13 +59,13 @@ static struct place place_at(const struct gaussians *of, double y) {
 static double rough_quantile(double q) {
     double centred = q - 0.5, r = 0.180625 - centred * centred;
     if (r >= 0)
-        return centred * DOUBLE_POLYNOMIAL(r, 3.3871327179, 50.434271938, 159.29113202, 59.109374720) /
-               DOUBLE_POLYNOMIAL(r, 1.0, 17.895169469, 78.757757664, 67.187563600);
+        return centred * POLYNOMIAL(r, 3.3871327179, 50.434271938, 159.29113202, 59.109374720) /
+               POLYNOMIAL(r, 1.0, 17.895169469, 78.757757664, 67.187563600);
     r = sqrt(-log(centred < 0 ? q : 1 - q));
-    double found = r <= 5 ? DOUBLE_POLYNOMIAL(r - 1.6, 1.4234372777, 2.7568153900, 1.3067284816, 0.17023821103) /
-                                DOUBLE_POLYNOMIAL(r - 1.6, 1.0, 0.73700164250, 0.12021132975)
-                          : DOUBLE_POLYNOMIAL(r - 5, 6.6579051150, 3.0812263860, 0.42868294337, 0.017337203997) /
-                                DOUBLE_POLYNOMIAL(r - 5, 1.0, 0.24197894225, 0.012258202635);
+    double found = r <= 5 ? POLYNOMIAL(r - 1.6, 1.4234372777, 2.7568153900, 1.3067284816, 0.17023821103) /
+                                POLYNOMIAL(r - 1.6, 1.0, 0.73700164250, 0.12021132975)
+                          : POLYNOMIAL(r - 5, 6.6579051150, 3.0812263860, 0.42868294337, 0.017337203997) /
+                                POLYNOMIAL(r - 5, 1.0, 0.24197894225, 0.012258202635);
     return centred < 0 ? -found : found;
 }
 
@@ -79,7 +79,7 @@ struct halley {
 static struct halley halley_at(struct place at, double excess, double z) {
     double part = excess / (NORMAL_DENSITY * exp(-0.5 * z * z));
     double difference = fabs(part) < SMALL_DIFFERENCE
-                            ? part * DOUBLE_POLYNOMIAL(part, 1.0, 0.5 * z, (1 + 2 * z * z) / 6)
+                            ? part * POLYNOMIAL(part, 1.0, 0.5 * z, (1 + 2 * z * z) / 6)
                             : rough_quantile(at.below) - z;
     double g = z + difference, slope = at.density / (NORMAL_DENSITY * exp(-0.5 * g * g)), d = difference / slope;
     double divisor = 1 - 0.5 * d * (g * slope - at.bend);

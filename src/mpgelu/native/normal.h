@@ -15,15 +15,27 @@
 #define SMALLEST_TAIL 1.175494351e-37f    /* smaller values are set to zero, to avoid slow denormal numbers */
 #define SMALLEST_VARIANCE 3.569976931e-29f
 
-/* Horner's rule; the coefficients start with the constant. */
-#define POLYNOMIAL(x, ...) polynomial(x, (const float[]){__VA_ARGS__}, sizeof((const float[]){__VA_ARGS__}) / 4)
-
-INLINE float polynomial(float x, const float *coefficients, int count) {
-    float value = coefficients[count - 1];
-    UNROLL
-    for (int k = count - 2; k >= 0; k--) value = value * x + coefficients[k];
-    return value;
-}
+/* Horner's rule for 2 to 14 coefficients, which start with the constant. It is written out by macros because clang does
+ * not vectorise loops whose body contains an array or another loop. */
+#define POLYNOMIAL(x, ...)                                                                                             \
+    CHOSEN(__VA_ARGS__, HORNER_14, HORNER_13, HORNER_12, HORNER_11, HORNER_10, HORNER_9, HORNER_8, HORNER_7, HORNER_6, \
+           HORNER_5, HORNER_4, HORNER_3, HORNER_2, )                                                                   \
+    (x, __VA_ARGS__)
+#define CHOSEN(a, b, c, d, e, f, g, h, i, j, k, l, m, n, chosen, ...) chosen
+#define HORNER_1(x, a) (a)
+#define HORNER_2(x, a, ...) ((a) + (x) * HORNER_1(x, __VA_ARGS__))
+#define HORNER_3(x, a, ...) ((a) + (x) * HORNER_2(x, __VA_ARGS__))
+#define HORNER_4(x, a, ...) ((a) + (x) * HORNER_3(x, __VA_ARGS__))
+#define HORNER_5(x, a, ...) ((a) + (x) * HORNER_4(x, __VA_ARGS__))
+#define HORNER_6(x, a, ...) ((a) + (x) * HORNER_5(x, __VA_ARGS__))
+#define HORNER_7(x, a, ...) ((a) + (x) * HORNER_6(x, __VA_ARGS__))
+#define HORNER_8(x, a, ...) ((a) + (x) * HORNER_7(x, __VA_ARGS__))
+#define HORNER_9(x, a, ...) ((a) + (x) * HORNER_8(x, __VA_ARGS__))
+#define HORNER_10(x, a, ...) ((a) + (x) * HORNER_9(x, __VA_ARGS__))
+#define HORNER_11(x, a, ...) ((a) + (x) * HORNER_10(x, __VA_ARGS__))
+#define HORNER_12(x, a, ...) ((a) + (x) * HORNER_11(x, __VA_ARGS__))
+#define HORNER_13(x, a, ...) ((a) + (x) * HORNER_12(x, __VA_ARGS__))
+#define HORNER_14(x, a, ...) ((a) + (x) * HORNER_13(x, __VA_ARGS__))
 
 /* exp(x) for -87 < x < 88: 2^n exp(x - n ln 2). */
 INLINE float exponential(float x) {
@@ -40,24 +52,13 @@ INLINE float exponential(float x) {
     return value * power;
 }
 
-/* The same in double precision. */
-#define DOUBLE_POLYNOMIAL(x, ...)                                                                                      \
-    double_polynomial(x, (const double[]){__VA_ARGS__}, sizeof((const double[]){__VA_ARGS__}) / 8)
-
-INLINE double double_polynomial(double x, const double *coefficients, int count) {
-    double value = coefficients[count - 1];
-    UNROLL
-    for (int k = count - 2; k >= 0; k--) value = value * x + coefficients[k];
-    return value;
-}
-
 /* exp(-r) for r >= 0 in double precision; exp(-700) for larger r. */
 INLINE double decay(double r) {
     double x = r > 700 ? -700 : -r;
     double shifted = x * 1.4426950408889634 + 6755399441055744.0; /* 1.5 2^52, as in `exponential` */
     double n = shifted - 6755399441055744.0;
     double rest = x - n * 6.93147180369123816490e-01 - n * 1.90821492927058770002e-10;
-    double value = DOUBLE_POLYNOMIAL(rest, 1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040,
+    double value = POLYNOMIAL(rest, 1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040,
                                      1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600,
                                      1.0 / 6227020800);
     uint64_t bits;

@@ -8,6 +8,9 @@
 #include "normal.h"
 
 typedef float vector __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+#ifdef LONG_VECTORS /* of a processor that multiplies 16 floats at once */
+typedef float long_vector __attribute__((vector_size(64), aligned(4), may_alias));
+#endif
 
 /* Transposes `lanes` rows of `count` numbers: tile[j][lane] = source[lane][j] for j < count. Lanes without a row repeat
  * the last row, so that they cause no floating-point exceptions. `width` is the distance of consecutive j in floats. */
@@ -34,33 +37,41 @@ INLINE void store(const float *restrict tile, int64_t width, float *restrict tar
 
 INLINE vector *take_vectors(struct room *room, int64_t count) { return (vector *)take(room, count * LANES); }
 
-INLINE float sum_of_lanes(vector v) {
+INLINE float sum_of_lanes(const vector *v) { /* a pointer: by value, vectors wider than the registers change the ABI */
     float sum = 0;
-    for (int l = 0; l < LANES; l++) sum += v[l];
+    for (int l = 0; l < LANES; l++) sum += (*v)[l];
     return sum;
 }
 
-/* C += A B for a tile C of ROWS x VECTORS vectors, accumulated in registers: the compiler unrolls all loops but that
- * over k. Entries of A are scalars with strides a_row and a_column; rows of B and C have n floats. */
-#define TILE(name, ROWS, VECTORS)                                                                                      \
-    static inline void name(int64_t n, int64_t k, const float *restrict a, int64_t a_row, int64_t a_column,                   \
-                     const float *restrict b, float *restrict c) {                                                     \
-        vector sum[ROWS * VECTORS];                                                                                    \
-        UNROLL for (int t = 0; t < ROWS * VECTORS; t++)                                              \
-            sum[t] = *(const vector *)(c + t / VECTORS * n + t % VECTORS * LANES);                                     \
+/* C += A B for a tile C of ROWS x COUNT vectors of a TYPE, accumulated in registers: the compiler unrolls all loops but
+ * that over k. Entries of A are scalars with strides a_row and a_column; rows of B and C have n floats. An entry of C is
+ * the same sum in the same order for any tile, so that its bits do not depend on the width of vectors. */
+#define TILE(name, ROWS, COUNT, TYPE)                                                                                  \
+    static inline void name(int64_t n, int64_t k, const float *restrict a, int64_t a_row, int64_t a_column,            \
+                            const float *restrict b, float *restrict c) {                                              \
+        const int64_t size = sizeof(TYPE) / sizeof(float);                                                             \
+        TYPE sum[ROWS * COUNT];                                                                                        \
+        UNROLL for (int t = 0; t < ROWS * COUNT; t++) sum[t] = *(const TYPE *)(c + t / COUNT * n + t % COUNT * size);  \
         for (int64_t p = 0; p < k; p++)                                                                                \
-            UNROLL for (int t = 0; t < ROWS * VECTORS; t++)                                          \
-                sum[t] += a[t / VECTORS * a_row + p * a_column] * *(const vector *)(b + p * n + t % VECTORS * LANES);   \
-        UNROLL for (int t = 0; t < ROWS * VECTORS; t++)                                              \
-            *(vector *)(c + t / VECTORS * n + t % VECTORS * LANES) = sum[t];                                           \
+            UNROLL for (int t = 0; t < ROWS * COUNT; t++)                                                              \
+                sum[t] += a[t / COUNT * a_row + p * a_column] * *(const TYPE *)(b + p * n + t % COUNT * size);         \
+        UNROLL for (int t = 0; t < ROWS * COUNT; t++) *(TYPE *)(c + t / COUNT * n + t % COUNT * size) = sum[t];        \
     }
 
-#define TILES(rows) TILE(tile_##rows##x1, rows, 1) TILE(tile_##rows##x2, rows, 2)
-TILES(1) TILES(2) TILES(3) TILES(4) TILES(5) TILES(6)
-
+/* Tiles of one to six rows. */
 typedef void tile(int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column, const float *b, float *c);
-static tile *const narrow_tiles[] = {tile_1x1, tile_2x1, tile_3x1, tile_4x1, tile_5x1, tile_6x1};
-static tile *const wide_tiles[] = {tile_1x2, tile_2x2, tile_3x2, tile_4x2, tile_5x2, tile_6x2};
+#define TILES(name, COUNT, TYPE)                                                                                       \
+    TILE(name##_1, 1, COUNT, TYPE) TILE(name##_2, 2, COUNT, TYPE) TILE(name##_3, 3, COUNT, TYPE)                       \
+    TILE(name##_4, 4, COUNT, TYPE) TILE(name##_5, 5, COUNT, TYPE) TILE(name##_6, 6, COUNT, TYPE)                       \
+    static tile *const name##_tiles[] = {name##_1, name##_2, name##_3, name##_4, name##_5, name##_6};
+
+TILES(narrow, 1, vector)
+#ifdef LONG_VECTORS
+TILES(wide, 1, long_vector)
+TILES(widest, 2, long_vector)
+#else
+TILES(wide, 2, vector)
+#endif
 
 /* The columns of C += A B that one tile is wide, in blocks of at most six rows of almost equal height. */
 INLINE void column(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column, const float *b,
@@ -76,6 +87,9 @@ INLINE void column(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_ro
 static inline void multiply_add(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column,
                          const float *b, float *c) {
     int64_t j = 0;
+#ifdef LONG_VECTORS
+    for (; j + 4 * LANES <= n; j += 4 * LANES) column(m, n, k, a, a_row, a_column, b + j, c + j, widest_tiles);
+#endif
     for (; j + 2 * LANES <= n; j += 2 * LANES) column(m, n, k, a, a_row, a_column, b + j, c + j, wide_tiles);
     if (j < n) column(m, n, k, a, a_row, a_column, b + j, c + j, narrow_tiles);
 }

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 from torch import Tensor
 
 Made = TypeVar("Made")
+
+_version, _requires_grad = attrgetter("_version"), attrgetter("requires_grad")
 
 
 class Prepared(Generic[Made]):
@@ -30,7 +33,7 @@ class Prepared(Generic[Made]):
         """
         held = list(tensors)
         try:
-            seen = [(tensor.data_ptr(), tensor._version, tensor.requires_grad) for tensor in held]
+            seen = [*map(Tensor.data_ptr, held), *map(_version, held), *map(_requires_grad, held)]
         except RuntimeError:  # tensors of inference mode have no version counter
             return make()
         kept = self._kept  # read once, because other threads may replace it

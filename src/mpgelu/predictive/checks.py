@@ -28,7 +28,7 @@ def check_floats(caller: str, argument: str, value: object, like: Tensor | None 
     if not isinstance(value, Tensor) or not value.is_floating_point():
         came = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise InputError(f"{caller}: {argument} must be a float tensor, got {came}; use torch.as_tensor(x).float()")
-    if like is not None and (value.dtype, value.device) != (like.dtype, like.device):
+    if like is not None and (value.dtype != like.dtype or value.device != like.device):
         wanted, came = f"{like.dtype} on {like.device}", f"{value.dtype} on {value.device}"
         raise InputError(f"{caller}: {argument} must be {wanted} like the rest, got {came}; convert it with .to(...)")
     if shapes and tuple(value.shape) not in [tuple(shape) for shape in shapes]:

@@ -104,7 +104,7 @@ def _parsed(content: bytes, path: Path, kind: str, remedy: str) -> tuple[dict[st
     except (safetensors.SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as error:  # or RecursionError
         if content and b"\0" not in content[:_LENGTH]:  # a header is never so long
             raise DataError(f"{path} is text or a table, not a saved {kind}") from error
-        raise DataError(f"{path} is not a saved {kind}, or is truncated ({_one_line(error)}); {remedy}") from error
+        raise DataError(f"{path} is not a saved {kind}, or is truncated ({one_line(error)}); {remedy}") from error
     if described["kind"] != kind:
         raise DataError(f"{path} is a saved {described['kind']}, not a {kind}")
     return arrays, described["about"]
@@ -184,6 +184,6 @@ def _digest_of_format_1(arrays: Mapping[str, Tensor], text: str) -> str:
     return digest.hexdigest()
 
 
-def _one_line(error: Exception) -> str:
-    """Return the message of an error as one line of at most 200 characters."""
-    return " ".join(str(error).split())[:200]
+def one_line(error: Exception) -> str:
+    """Return the message of an error as one line of at most 300 characters; torch adds the stack of its C++ code."""
+    return " ".join(str(error).split())[:300]

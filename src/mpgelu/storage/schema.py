@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import itertools
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,30 @@ class Optional:
     null: bool = False
 
 
+@dataclass(frozen=True)
+class Either:
+    """A schema that a value matches if it matches one of several.
+
+    Args:
+        schemas: The schemas.
+    """
+
+    schemas: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Count:
+    """A whole number between bounds.
+
+    Args:
+        least: Smallest allowed number.
+        most: Largest allowed number.
+    """
+
+    least: int = 0
+    most: int = 2**63 - 1
+
+
 def checked(value: Any, schema: Any, name: str) -> Any:
     """Return a value from a file if it matches a schema.
 
@@ -32,9 +57,10 @@ def checked(value: Any, schema: Any, name: str) -> Any:
 
     - a type: ``object`` accepts anything, ``float`` every finite number, ``int`` does not accept ``true``;
     - a tuple of the allowed values;
-    - a list with the schema of every item;
+    - a :class:`Count`: a whole number between bounds;
+    - a list with the schema of every item; with two schemas or more, the list has as many items, one of each;
     - a mapping from field names to their schemas, in which ``str`` as a name stands for any other name;
-    - an :class:`Optional` of one of these.
+    - an :class:`Optional` of one of these, or :class:`Either` of several.
 
     Args:
         value: The parsed JSON.
@@ -56,14 +82,43 @@ def checked(value: Any, schema: Any, name: str) -> Any:
     if isinstance(schema, tuple):
         if not any(type(value) is type(choice) and value == choice for choice in schema):
             raise _wrong(value, " or ".join(map(repr, schema)), name)
+    elif isinstance(schema, Either):
+        if not any(_matches(value, choice) for choice in schema.schemas):
+            raise _wrong(value, " or ".join(map(_words, schema.schemas)), name)
+    elif isinstance(schema, Count):
+        if not schema.least <= _of(int, value, name) <= schema.most:
+            raise _wrong(value, f"between {schema.least:,} and {schema.most:,}", name)
     elif isinstance(schema, list):
-        for item in _of(list, value, name):
-            checked(item, schema[0], f"an item of {name}")
+        items = _of(list, value, name)
+        if len(schema) > 1 and len(items) != len(schema):
+            raise _wrong(value, f"a list of {len(schema)}", name)
+        for item, wanted in zip(items, itertools.cycle(schema), strict=False):
+            checked(item, wanted, f"an item of {name}")
     elif isinstance(schema, Mapping):
         _check_fields(_of(dict, value, name), schema, name)
     else:
         _of(schema, value, name)
     return value
+
+
+def _matches(value: Any, schema: Any) -> bool:
+    """Return whether a value matches a schema."""
+    try:
+        checked(value, schema, "")
+    except DataError:
+        return False
+    return True
+
+
+def _words(schema: Any) -> str:
+    """Return a schema in words."""
+    if isinstance(schema, tuple):
+        return " or ".join(map(repr, schema))
+    if isinstance(schema, list):
+        return f"a list, each item {_words(schema[0])}"
+    if isinstance(schema, Either):
+        return " or ".join(map(_words, schema.schemas))
+    return _WORDS.get(schema, "fields")
 
 
 def _check_fields(value: Mapping[str, Any], schema: Mapping[Any, Any], name: str) -> None:
@@ -80,7 +135,7 @@ def _check_fields(value: Mapping[str, Any], schema: Mapping[Any, Any], name: str
 def _of(wanted: type, value: Any, name: str) -> Any:
     """Return a value if it is of a type in the sense of JSON."""
     if wanted is float:
-        fits = type(value) is int or (type(value) is float and math.isfinite(value))
+        fits = type(value) in (int, float) and abs(value) <= sys.float_info.max  # a whole number may exceed any float
     else:
         kind = list if type(value) is tuple else type(value)  # a tuple is a list to JSON
         fits = wanted in (object, kind)  # true is an int to Python, and not here
