@@ -36,7 +36,7 @@ _NODES = 32  # components of each network's mixture over the noise, as in the li
 def export_onnx(
     model: MPGELURegressor | TableModel | Ensemble | nn.Module,
     path: str | os.PathLike[str],
-    levels: Sequence[float] = (0.05, 0.5, 0.95),
+    q: Sequence[float] = (0.05, 0.5, 0.95),
     *,
     features: int | Sequence[str] | None = None,
     likelihood: Likelihood | None = None,
@@ -46,23 +46,23 @@ def export_onnx(
 
     The graph takes the raw ``features``, float32 ``(rows, n)``, with any number of rows; scaling, networks, moments
     and likelihood are inside. Its outputs, float32 in the unit of the target, are ``mean``, ``stddev`` and its two
-    parts ``epistemic_std`` and ``aleatoric_std``, ``(rows,)`` each, and ``quantiles``, ``(rows, len(levels))``. Its
-    metadata contain ``feature_names`` and ``levels``, both JSON, and ``version``.
+    parts ``epistemic_std`` and ``aleatoric_std``, ``(rows,)`` each, and ``quantiles``, ``(rows, len(q))``. Its metadata
+    contain ``feature_names`` and the probabilities ``q``, both JSON, and ``version``.
 
     A calibrated estimator also has the outputs ``lower`` and ``upper``, the ends of its calibrated interval, if the
-    first and the last level are symmetric; its level is their difference, 0.9 by default. The features of a
+    first and the last entry of ``q`` are symmetric; its level is their difference, 0.9 by default. The features of a
     :class:`TableModel` are its encoded columns; the metadata ``columns`` describe the encoding and ``missing`` lists
     the texts that count as a missing cell, both JSON.
 
     Results equal those of the library to float32 rounding. Quantiles are roots of the distribution function of the
-    same mixture; at levels below 0.001 or above 0.999 rounding leaves fewer digits. Networks of linear layers, dropout
-    and MP-GELU become a graph designed for them; other networks are traced by torch, which takes longer and gives more
-    nodes.
+    same mixture; at probabilities below 0.001 or above 0.999 rounding leaves fewer digits. Networks of linear layers,
+    dropout and MP-GELU become a graph designed for them; other networks are traced by torch, which takes longer and
+    gives more nodes.
 
     Args:
         model: A fitted estimator or table model, an ensemble, or a network of vectors.
         path: File to write.
-        levels: Probabilities of the quantiles, strictly between 0 and 1; may be empty.
+        q: Probabilities of the quantiles as in :meth:`MPGELURegressor.predict_quantile`; may be empty.
         features: Names of the features, or their number; not needed for estimators and networks with a linear layer.
         likelihood: Likelihood of a network. The default is heteroscedastic for two outputs. A network with one output
             does not determine the noise, so ``Gaussian(noise_variance)`` is required. Estimators and ensembles have
@@ -70,8 +70,8 @@ def export_onnx(
         moments: Type of moments that a network propagates; estimators and ensembles have their own.
 
     Raises:
-        InputError: A level is out of range, the likelihood does not fit the outputs, the network cannot be traced, or
-            the package onnx is not installed.
+        InputError: A probability is out of range, the likelihood does not fit the outputs, the network cannot be
+            traced, or the package onnx is not installed.
         DataError: The file cannot be written.
 
     Example:
@@ -83,14 +83,14 @@ def export_onnx(
         >>> stddev.shape
         (7,)
     """
-    levels = [float(level) for level in levels]
+    levels = [float(probability) for probability in q]
     if not all(0 < level < 1 for level in levels):
-        raise InputError(f"export_onnx: levels must lie strictly between 0 and 1, got {levels}")
+        raise InputError(f"export_onnx: q must lie strictly between 0 and 1, got {levels}")
     try:
         from mpgelu.export.graph import Graph
     except ImportError as error:
         raise InputError(f"export_onnx: needs the package {error.name}; pip install 'mpgelu[onnx]'") from error
-    about = {"levels": json.dumps(levels), "version": version("mpgelu")}
+    about = {"q": json.dumps(levels), "version": version("mpgelu")}
     if isinstance(model, TableModel):
         about |= {
             "columns": json.dumps(_columns(model)),
