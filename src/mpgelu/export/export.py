@@ -21,6 +21,8 @@ from mpgelu.estimators import Ensemble, MPGELURegressor, conformal
 from mpgelu.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
 from mpgelu.networks import Parts, parts_of
+from mpgelu.networks.scaling import FARTHEST
+from mpgelu.predictive.nodes import NODES
 from mpgelu.storage.files import write_atomically
 from mpgelu.tables.cells import MISSING
 from mpgelu.tables.model import TableModel
@@ -29,8 +31,6 @@ Array = NDArray[np.float64]
 
 _ROUNDING = 1e-7  # of a standardised feature
 _FOLDED = 1e6  # larger scales of features are not left to weights, lest squares overflow
-_FARTHEST = 1e15  # scales from the centre, whose square float32 holds
-_NODES = 32  # components of each network's mixture over the noise, as in the library
 
 
 def export_onnx(
@@ -235,7 +235,7 @@ def _outputs(features: Any, parts: Parts, form: _Form, cross: bool) -> tuple[Any
 
     scale, shift = form.scale, form.shift
     x, unit, weights = _centred(features, parts), parts.scaling.scale.numpy(), parts.weights.numpy()
-    limited = parts.scaling.limit < _FARTHEST
+    limited = parts.scaling.limit < FARTHEST
     whole_row = not (form.by_member or limited or parts.scaling.reach)
     layers = layers_of(parts.networks) if whole_row else None
     if layers is None or unit.min() < 1 / _FOLDED or unit.max() > _FOLDED:
@@ -244,19 +244,19 @@ def _outputs(features: Any, parts: Parts, form: _Form, cross: bool) -> tuple[Any
         layers[0] = layers[0].of_inputs(unit)
         layers[-1] = layers[-1].scaled(scale, shift)
         run = perceptron.diagonal if parts.moments is DiagonalMoments else partial(perceptron.exact, cross=cross)
-        return run(x, layers), weights, _NODES
+        return run(x, layers), weights, NODES
     z = _limited(x, float(parts.scaling.limit)) if limited else x
     extra = _extrapolation(x, parts)
     if not form.by_member:
-        return traced.outputs(z, parts.networks, parts.moments, scale, shift, extra), weights, _NODES
+        return traced.outputs(z, parts.networks, parts.moments, scale, shift, extra), weights, NODES
     assert parts.members is not None
     outputs = traced.member_outputs(z, parts.members, len(parts.feature_names), scale, shift, extra)
-    return outputs, parts.members.weights.numpy(), 1 if parts.noise is not None else _NODES
+    return outputs, parts.members.weights.numpy(), 1 if parts.noise is not None else NODES
 
 
 def _limited(x: Any, limit: float) -> Any:
     """Return the smooth limit of :class:`FeatureScale`."""
-    z = x.op("Clip", -_FARTHEST, _FARTHEST)
+    z = x.op("Clip", -FARTHEST, FARTHEST)
     return z / ((z * (1 / limit)).square() + 1.0).sqrt()
 
 
@@ -265,7 +265,7 @@ def _extrapolation(x: Any, parts: Parts) -> Any | None:
     scaling, reach = parts.scaling, float(parts.scaling.reach) * parts.target_scale
     if not reach:
         return None
-    z = x.op("Clip", -_FARTHEST, _FARTHEST)
+    z = x.op("Clip", -FARTHEST, FARTHEST)
     distance = (scaling.lower.numpy() - z).op("Relu") + (z - scaling.upper.numpy()).op("Relu")
     variances = ((distance + 1.0).op("Log") * reach).square()
     return (variances @ np.ones((len(scaling.lower), 1))).op("Squeeze", [1])  # no rows would not be reduced
