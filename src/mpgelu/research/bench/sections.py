@@ -18,7 +18,7 @@ from mpgelu.layers import ReLU
 from mpgelu.likelihoods import HeteroscedasticGaussian
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
 from mpgelu.networks import Nonlinearity, Stack, network, paper_network, propagate
-from mpgelu.networks.whole import as_function
+from mpgelu.networks.perceptron import as_function
 from mpgelu.predictive import Predictive
 from mpgelu.research.bench.baselines import MCDropout, SharedMasks, exact_by_hand, paper_relu
 from mpgelu.research.bench.measure import Timing, in_turns, special_functions
