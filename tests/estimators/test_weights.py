@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,7 +84,14 @@ def test_no_more_than_a_share_of_the_noise_is_taken_off() -> None:
 def test_the_noise_knows_how_far_means_are_moved_towards_their_average() -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(60, 2))
-    settings = {"hidden": (8,), "sigma": (0.4, 1.0), "brief": False, "folds": 2, "steps": 20, "random_state": 0}
+    settings: dict[str, Any] = {
+        "hidden": (8,),
+        "sigma": (0.4, 1.0),
+        "brief": False,
+        "folds": 2,
+        "steps": 20,
+        "random_state": 0,
+    }
     ensemble = mp.MPGELURegressor(**settings).fit(X, X[:, 0] + 0.3 * rng.normal(size=60)).ensemble_
     assert ensemble.noise is not None
     assert ensemble.noise.spread.item() == pytest.approx(ensemble.spread.item())
