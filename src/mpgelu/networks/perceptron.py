@@ -115,11 +115,11 @@ def run_whole(
     networks = arrays or arrays_of(found, state)
     if value.features != networks.widths[0]:
         return None
-    if isinstance(value, FactoredMoments) and max(networks.widths[1:]) > WIDEST:
+    exact = isinstance(value, FactoredMoments)
+    if exact and max(networks.widths[1:]) > WIDEST:
         return None
-    if isinstance(value, DiagonalMoments):
-        return DiagonalMoments(*perceptron.propagate(networks, value.mean, variance))
-    return FullMoments(*perceptron.propagate_exactly(networks, value.mean, variance))
+    moments = perceptron.propagate(networks, value.mean, variance, exact=exact)
+    return FullMoments(*moments) if exact else DiagonalMoments(*moments)
 
 
 def as_function(network: nn.Module) -> Callable[[Any], Any]:
