@@ -67,7 +67,7 @@ class TableEncoder:
         if missing not in get_args(Missing):
             raise InputError(f"`missing`: must be 'impute' or 'error', got {missing!r}")
         frame = with_plain_names(frame)
-        survey = Survey(list(frame), missing=missing, categorical=set(categorical), drop=set(drop))
+        survey = Survey(list(map(str, frame)), missing=missing, categorical=set(categorical), drop=set(drop))
         survey.add(frame)
         return cls(*survey.encodings(frame), missing)
 
