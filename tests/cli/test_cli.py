@@ -330,7 +330,7 @@ def pressed_until_it_stops(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (path.is_file() and path.stat().st_size):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline

@@ -96,7 +96,7 @@ class Failing(nn.Module):
         (sgd(0.02), 16),
         (lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9), 16),
         (lambda p: torch.optim.AdamW(p, lr=0.01), 16),
-        (lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=5), 64),
+        (lambda p: torch.optim.LBFGS(p, max_iter=5, line_search_fn="strong_wolfe"), 64),
     ],
     ids=["default", "SGD", "momentum", "AdamW", "LBFGS"],
 )
@@ -390,6 +390,18 @@ def test_recovery_goes_back_to_a_state_of_the_run_and_halves_the_step(dtype: tor
     after = run(5, {3})
     moved, full = after - start, run(1, set()) - start
     torch.testing.assert_close(moved, full / 2, rtol=1e-3, atol=1e-6)
+
+
+@RECOVERS
+def test_lbfgs_forgets_the_steps_that_were_undone() -> None:
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(parameters, max_iter=4, line_search_fn="strong_wolfe")
+
+    net = small()
+    history = fit(net, likelihood=Failing({20, 21}), epochs=12, batch_size=64, optimizer=optimizer)
+    assert 1 <= len(history.recoveries) <= 2  # as long as the failures last
+    assert history.loss[-4:].isfinite().all()
+    assert (history.loss[-4:].diff() < 0).all()
 
 
 @RECOVERS

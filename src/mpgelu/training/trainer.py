@@ -172,6 +172,8 @@ class Trainer:
         with torch.no_grad():
             for p, snapshot in zip(self.parameters, self._snapshot, strict=True):
                 p.copy_(torch.where(aligned(bad, p), snapshot, p))
+        if isinstance(self.optimizer, torch.optim.LBFGS):
+            self.optimizer.state.clear()  # its directions and gradients are those of steps that were undone
         which = f" of {int(bad.sum())} of {bad.numel()} models" if self.models else ""
         message = (
             f"fit: step {self.steps}: the loss{which} became non-finite; "
