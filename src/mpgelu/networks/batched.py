@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import singledispatch
 
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 
 from mpgelu.errors import MissingRuleError
 from mpgelu.layers import MPGELU, Elementwise, Linear, Periodic, ReLU, Scale
-from mpgelu.rules.periodic import embedded
 
 
 @singledispatch
@@ -70,7 +70,10 @@ def _(layer: Scale, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
 
 @batched.register
 def _(layer: Periodic, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-    return embedded(x, state["frequency"], state["phase"], state["weight"])
+    frequency, phase = (2 * math.pi * state[name].unsqueeze(2) for name in ("frequency", "phase"))  # (M, n, 1, k)
+    cosines = torch.cos(torch.addcmul(phase, x.mT.unsqueeze(-1), frequency))  # (M, n, rows, k)
+    combined = torch.matmul(cosines, state["weight"]).transpose(1, 2)  # (M, rows, n, d)
+    return torch.cat([x.unsqueeze(-1), combined], -1).flatten(-2)
 
 
 @batched.register

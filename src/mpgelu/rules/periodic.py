@@ -53,24 +53,8 @@ def periodic(value: Any, frequency: Tensor, phase: Tensor, weight: Tensor) -> An
 @periodic.register
 def _(value: Tensor, frequency: Tensor, phase: Tensor, weight: Tensor) -> Tensor:
     _check(value, frequency)
-    rows = value.reshape(-1, value.shape[-1])
-    return embedded(rows, frequency, phase, weight).reshape(*value.shape[:-1], -1)
-
-
-@full_precision
-def embedded(x: Tensor, frequency: Tensor, phase: Tensor, weight: Tensor) -> Tensor:
-    """Return the embedding of known features, ``(*models, rows, n (1 + d))``.
-
-    Args:
-        x: Features, ``(*models, rows, n)``.
-        frequency: Frequencies of one network, or of each of many, ``(*models, n, k)``.
-        phase: Phases, ``(*models, n, k)``.
-        weight: Coefficients, ``(*models, n, k, d)``.
-    """
-    slope, shift = (2 * math.pi * part.unsqueeze(-2) for part in (frequency, phase))  # (*models, n, 1, k)
-    cosines = torch.cos(torch.addcmul(shift, x.mT.unsqueeze(-1), slope))  # (*models, n, rows, k)
-    combined = torch.matmul(cosines, weight).transpose(-3, -2)  # (*models, rows, n, d)
-    return torch.cat([x.unsqueeze(-1), combined], -1).flatten(-2)
+    cosines = torch.cos(2 * math.pi * (value.unsqueeze(-1) * frequency + phase))  # (*batch, n, k)
+    return _beside(value, cosines, weight).flatten(-2)
 
 
 @periodic.register
