@@ -11,6 +11,7 @@ import torch
 
 import mpgelu as mp
 from mpgelu.estimators.noise import LEAST_SHARE, NoiseHead
+from mpgelu.estimators.recipe.head import _loss, mean_range
 from mpgelu.estimators.recipe.weights import fit_width, mean_weights, stacking_weights
 from mpgelu.likelihoods import HeavyTailedGaussian
 from mpgelu.predictive import Predictive
@@ -96,3 +97,17 @@ def test_the_noise_knows_how_far_means_are_moved_towards_their_average() -> None
     assert ensemble.noise is not None
     assert ensemble.noise.spread.item() == pytest.approx(ensemble.spread.item())
     assert ensemble.spread.item() < 0.99
+
+
+def test_the_loss_of_the_head_is_that_of_students_distribution() -> None:
+    """Up to a constant, for log-variances so small that their bound does not matter."""
+    generator = torch.Generator().manual_seed(0)
+    h, residuals = (torch.randn(50, generator=generator).double() for _ in range(2))
+    scale = (10 * torch.tanh(h / 10) / 2).exp()
+    wanted = -torch.distributions.StudentT(torch.tensor(5.0).double(), 0.0, scale).log_prob(3 * residuals)
+    difference = _loss(h, 3 * residuals) - wanted
+    torch.testing.assert_close(difference, difference[:1].expand(50))
+
+
+def test_means_may_leave_the_range_of_the_targets_by_three_tenths_of_it() -> None:
+    torch.testing.assert_close(mean_range(torch.tensor([1.0, -1.0, 0.0])), torch.tensor([-1.6, 1.6]))
