@@ -104,7 +104,7 @@ def test_the_loss_of_the_head_is_that_of_students_distribution() -> None:
     generator = torch.Generator().manual_seed(0)
     h, residuals = (torch.randn(50, generator=generator).double() for _ in range(2))
     scale = (10 * torch.tanh(h / 10) / 2).exp()
-    wanted = -torch.distributions.StudentT(torch.tensor(5.0).double(), 0.0, scale).log_prob(3 * residuals)
+    wanted = -torch.distributions.StudentT(torch.tensor(5.0).double(), 0.0, scale).log_prob(3 * residuals)  # type: ignore[no-untyped-call]
     difference = _loss(h, 3 * residuals) - wanted
     torch.testing.assert_close(difference, difference[:1].expand(50))
 

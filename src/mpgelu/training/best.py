@@ -69,4 +69,4 @@ class Best:
 
 def aligned(per_model: Tensor, p: Tensor) -> Tensor:
     """Return a value for each model, ``(*models,)``, in a shape that broadcasts against a parameter of a stack."""
-    return per_model.reshape(*per_model.shape, *[1] * (p.dim() - per_model.dim()))
+    return per_model.reshape((*per_model.shape, *[1] * (p.dim() - per_model.dim())))
