@@ -136,6 +136,34 @@ def _(value: Counted, weight: Tensor, bias: Tensor | None = None) -> Counted:
     return Counted(after.mean, after.variance, value.passed + 1)
 
 
+# ---- a moment type from scratch: standard deviations in place of variances, with two rules ----
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Deviations(Moments):
+    mean: Tensor
+    deviation: Tensor
+
+    @property
+    def variance(self) -> Tensor:
+        return self.deviation.square()
+
+    @classmethod
+    def certain(cls, x: Tensor) -> Deviations:
+        return cls(x, torch.zeros_like(x))
+
+
+@linear.register
+def _(value: Deviations, weight: Tensor, bias: Tensor | None = None) -> Deviations:
+    return Deviations(linear(value.mean, weight, bias), linear(value.variance, weight.square()).sqrt())
+
+
+@rescale.register
+def _(value: Deviations, mean: Tensor, gain: Tensor, added: Tensor | None = None, row_wise: bool = False) -> Deviations:
+    variance = (gain * value.deviation).square()
+    return Deviations(mean, (variance if added is None else variance + added).sqrt())
+
+
 # ---- a torch module with a conversion ----
 
 
@@ -293,3 +321,12 @@ def test_names_are_unique() -> None:
         @layers.register()
         class Atan(nn.Module):
             pass
+
+
+def test_two_rules_carry_a_moment_type_through_masks_nonlinearities_and_scales() -> None:
+    torch.manual_seed(0)
+    hidden = [mp.Dropout(0.2), mp.Linear(3, 8), mp.MPGELU(), mp.Linear(8, 8), mp.layers.Tanh(), mp.layers.Scale(8)]
+    network, x = nn.Sequential(*hidden, mp.Dropout(0.1, rescale=False), mp.Linear(8, 2)).double(), torch.randn(5, 3)
+    found, wanted = (network(kind.certain(x.double())) for kind in (Deviations, DiagonalMoments))
+    torch.testing.assert_close(found.mean, wanted.mean, rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.variance, wanted.variance, rtol=1e-12, atol=0)

@@ -25,7 +25,7 @@ model = mpgelu.MPGELURegressor((32, 32), rate=0.05, sigma=None, brief=False, ran
 model.fit(X[:342], y[:342])
 
 path = Path(tempfile.mkdtemp()) / "diabetes.onnx"
-mpgelu.export_onnx(model, path, levels=(0.05, 0.25, 0.5, 0.75, 0.95))
+mpgelu.export_onnx(model, path, q=(0.05, 0.25, 0.5, 0.75, 0.95))
 print(f"{path.name}: {path.stat().st_size / 1024:.0f} KiB")
 
 # %% [markdown]
@@ -104,7 +104,7 @@ def microseconds(call, repeat: int) -> float:
 options = onnxruntime.SessionOptions()
 options.intra_op_num_threads = 1
 short = path.with_name("short.onnx")
-mpgelu.export_onnx(model, short, levels=())
+mpgelu.export_onnx(model, short, q=())
 for name, file in (("without quantiles", short), ("with five quantiles", path)):
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     took = microseconds(lambda session=session: session.run(None, {"features": features[:1]}), calls)

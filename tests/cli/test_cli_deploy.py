@@ -42,7 +42,7 @@ def run(*arguments: object) -> Any:
 
 
 def test_export(folder: Path, tmp_path: Path) -> None:
-    result = run("export", folder / "model.mpgelu", "--onnx", tmp_path / "m.onnx", "--levels", "0.1,0.9")
+    result = run("export", folder / "model.mpgelu", "--onnx", tmp_path / "m.onnx", "--quantiles", "0.1,0.9")
     assert result.exit_code == 0, result.output
     X = pd.read_csv(folder / "data.csv")[["a", "b"]]
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
@@ -76,11 +76,11 @@ def test_export_of_a_calibrated_model_of_a_table(tmp_path: Path) -> None:
     wanted = model.predict(new, level=0.9)
     np.testing.assert_allclose(lower, wanted.lower, rtol=1e-4)
     np.testing.assert_allclose(upper, wanted.upper, rtol=1e-4)
-    mp.export_onnx(model, tmp_path / "lopsided.onnx", levels=(0.1, 0.95))
+    mp.export_onnx(model, tmp_path / "lopsided.onnx", q=(0.1, 0.95))
     model.regressor.calibration_scores_ = np.arange(10.0)
     with pytest.warns(UserWarning, match="lower and upper are left out: an interval of level 0.98 needs at least 49"):
-        mp.export_onnx(model, tmp_path / "wide.onnx", levels=(0.01, 0.99))
-    mp.export_onnx(model, tmp_path / "twice.onnx", levels=(0.5, 0.5))
+        mp.export_onnx(model, tmp_path / "wide.onnx", q=(0.01, 0.99))
+    mp.export_onnx(model, tmp_path / "twice.onnx", q=(0.5, 0.5))
     assert "lower" not in [out.name for out in onnxruntime.InferenceSession(tmp_path / "lopsided.onnx").get_outputs()]
 
 
@@ -181,7 +181,7 @@ def test_another_delimiter(folder: Path, tmp_path: Path) -> None:
 
 
 def test_bad_options(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--levels: wants numbers separated by commas, got 'x'"):
+    with pytest.raises(InputError, match="--quantiles: wants numbers separated by commas, got 'x'"):
         deploy.export(folder / "model.mpgelu", tmp_path / "m.onnx", "x")
     with pytest.raises(InputError, match="no feature 'z'; there are a, b"):
         deploy._errors("z=1", ["a", "b"])

@@ -15,7 +15,7 @@ from torch import Tensor
 import mpgelu as mp
 from mpgelu import Predictive
 from mpgelu.estimators.measurement import averaged, error_points, main_effects
-from mpgelu.estimators.predicted import PredictedParts
+from mpgelu.estimators.predicting import PredictedParts
 
 Array = NDArray[np.float64]
 COUNTS = (2, 3, 6, 13, 40)

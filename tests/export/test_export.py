@@ -210,7 +210,7 @@ def test_rows_that_are_not_numbers_leave_others_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("moments", [mp.FactoredMoments, mp.DiagonalMoments])
 def test_no_rows(moments: type[Moments], outputs: int, members: int, levels: Sequence[float], tmp_path: Path) -> None:
     for hidden in ((), (5,), (5, 4, 3)):
-        graph = session(ensemble(members, moments, outputs, hidden), tmp_path, levels=levels)
+        graph = session(ensemble(members, moments, outputs, hidden), tmp_path, q=levels)
         found = graph.run(None, {"features": np.zeros((0, FEATURES), np.float32)})
         assert [part.shape for part in found] == [(0,)] * 4 + [(0, len(levels))] * bool(levels)
 
@@ -220,7 +220,7 @@ def test_certain_rows_and_empty_levels(tmp_path: Path) -> None:
     network = mp.network(2, (5, 5))
     with torch.no_grad():
         nn.init.zeros_(network.get_parameter("1.bias"))  # a unit without mean and variance
-    graph = session(network, tmp_path, levels=())
+    graph = session(network, tmp_path, q=())
     assert [output.name for output in graph.get_outputs()] == ["mean", "stddev", "epistemic_std", "aleatoric_std"]
     found = graph.run(None, {"features": np.zeros((3, 2), np.float32)})
     wanted = mp.HeteroscedasticGaussian().predictive(network(mp.FactoredMoments.certain(torch.zeros(3, 2))))
@@ -295,10 +295,10 @@ def test_an_ensemble_of_other_layers_is_traced(tmp_path: Path) -> None:
 
 
 def test_metadata(tmp_path: Path) -> None:
-    graph = session(mp.network(2), tmp_path, levels=(0.1, 0.2), features=["age", "height"])
+    graph = session(mp.network(2), tmp_path, q=(0.1, 0.2), features=["age", "height"])
     about = graph.get_modelmeta().custom_metadata_map
     assert json.loads(about["feature_names"]) == ["age", "height"]
-    assert json.loads(about["levels"]) == [0.1, 0.2]
+    assert json.loads(about["q"]) == [0.1, 0.2]
     assert about["version"] == mp.__version__
     assert graph.get_inputs()[0].shape == ["rows", 2]
 
@@ -318,7 +318,7 @@ def test_graphs_are_small(tmp_path: Path) -> None:
 
 def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.onnx"
-    with pytest.raises(InputError, match=r"export_onnx: levels must lie strictly between 0 and 1, got \[0.5, 1.0\]"):
+    with pytest.raises(InputError, match=r"export_onnx: q must lie strictly between 0 and 1, got \[0.5, 1.0\]"):
         export_onnx(mp.network(2), path, (0.5, 1.0))
     with pytest.raises(InputError, match="export_onnx: the MPGELURegressor is not fitted; call fit first"):
         export_onnx(mp.MPGELURegressor(), path)

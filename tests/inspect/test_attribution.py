@@ -57,6 +57,14 @@ def test_an_estimators_parts_add_up(moments: Any, gaussian_weights: bool, table:
     assert min(inputs["a"], inputs["c"]) > 0
 
 
+@pytest.mark.parametrize("moments", [mp.FactoredMoments, mp.DiagonalMoments])
+def test_a_networks_parts_add_up_for_the_moments_that_are_asked_for(moments: Any) -> None:
+    torch.manual_seed(0)
+    network, x = mp.network(3, (6, 5), rate=0.2), torch.randn(5, 3)
+    wanted = mp.HeteroscedasticGaussian().variance(mp.propagate(network.double(), x.double(), moments=moments))
+    np.testing.assert_allclose(total(attribute(network, x, moments=moments)), wanted.detach(), rtol=1e-9)
+
+
 def test_errors_of_the_features_are_what_averaging_over_them_does_to_the_mean() -> None:
     """Rows with an error of no, one and two features, beside random inputs; all sources are averages."""
     network, draws = (

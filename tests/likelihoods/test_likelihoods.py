@@ -11,7 +11,17 @@ import torch
 from torch import Tensor, nn
 
 import mpgelu as mp
-from mpgelu import DiagonalMoments, FactoredMoments, FullMoments, Gaussian, HeteroscedasticGaussian, InputError
+from mpgelu import (
+    DiagonalMoments,
+    FactoredMoments,
+    FullMoments,
+    Gaussian,
+    GaussianMixture,
+    HeteroscedasticGaussian,
+    InputError,
+    Likelihood,
+)
+from mpgelu.likelihoods import HeavyTailedGaussian
 from reference import TYPES, normal_rule, product_rule
 
 OUTPUTS: dict[str, tuple[list[float], list[list[float]]]] = {
@@ -135,6 +145,34 @@ def test_gaussian_predictive_moments(kind: Any) -> None:
     assert predictive.aleatoric_variance.tolist() == pytest.approx([0.25] * 3)
     assert predictive.stddev.tolist() == pytest.approx([math.sqrt(0.65)] * 3)
     assert predictive.cdf(torch.tensor(0.7)).tolist() == pytest.approx([0.5] * 3)
+
+
+LIKELIHOODS = [
+    Gaussian(0.3),
+    HeteroscedasticGaussian(),
+    HeavyTailedGaussian(0.2, 2.5, 0.05, 0.3, 0.8),
+    GaussianMixture(3),
+]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("likelihood", LIKELIHOODS, ids=lambda likelihood: type(likelihood).__name__)
+def test_summaries_are_those_of_the_predictive_distribution(likelihood: Likelihood, kind: Any) -> None:
+    generator, n = torch.Generator().manual_seed(0), likelihood.outputs
+    mean, root = torch.randn(4, n, generator=generator), 0.5 * torch.randn(4, n, n, generator=generator)
+    moments = kind.of(mean.double(), (root @ root.mT).double())
+    predictive, short = likelihood.predictive(moments, 64), likelihood.short(moments)
+    torch.testing.assert_close(likelihood.noise(moments), predictive.aleatoric_variance, rtol=1e-6, atol=0)
+    torch.testing.assert_close(likelihood.variance(moments), predictive.variance, rtol=1e-6, atol=0)
+    for name in ("mean", "epistemic_variance", "aleatoric_variance"):
+        torch.testing.assert_close(getattr(short, name), getattr(predictive, name), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("likelihood", LIKELIHOODS, ids=lambda likelihood: type(likelihood).__name__)
+def test_the_direction_of_the_mean_is_its_gradient(likelihood: Likelihood) -> None:
+    h = torch.randn(4, likelihood.outputs, generator=torch.Generator().manual_seed(0)).double().requires_grad_()
+    (gradient,) = torch.autograd.grad(likelihood.predictive(h).mean.sum(), h)
+    torch.testing.assert_close(likelihood.mean_direction(DiagonalMoments.certain(h.detach())), gradient)
 
 
 # Noise

@@ -10,7 +10,8 @@ from torch import nn
 
 import mpgelu as mp
 from mpgelu import layers
-from mpgelu.networks.description import Description, build, describe, is_describable, perceptron_of
+from mpgelu.networks.description import Description, build, describe, description_of
+from mpgelu.networks.perceptron import perceptron_of
 
 NETWORKS = {
     "mpgelu": lambda: mp.network(3, (5, 4), rate=0.1),
@@ -56,8 +57,8 @@ def test_a_stack_is_built_again() -> None:
 
 def test_unknown_layers_are_named() -> None:
     network = nn.Sequential(nn.Linear(3, 2))
-    assert not is_describable(network)
-    with pytest.raises(mp.InputError, match="Linear is not a registered layer"):
+    assert description_of(network) is None
+    with pytest.raises(mp.InputError, match=r"describe: .* layer of type Linear, which is not registered"):
         describe(network)
     with pytest.raises(mp.DataError, match="no layer called 'Linaer'; did you mean 'Linear'"):
         build(Description("Linaer"))
@@ -72,7 +73,7 @@ def test_what_is_no_description_is_refused(wrong: object) -> None:
 
 
 def test_a_perceptron_is_recognised() -> None:
-    found = perceptron_of(describe(mp.network(3, (5, 4), rate=0.1)))
+    found = perceptron_of(mp.network(3, (5, 4), rate=0.1))
     assert found is not None
     assert [layer.name for layer in found.layers] == ["1", "4", "7"]
     assert [layer.dropout for layer in found.layers] == ["0", "3", "6"]
@@ -83,4 +84,4 @@ def test_a_perceptron_is_recognised() -> None:
         nn.Sequential(mp.Dropout(0.1), mp.Dropout(0.1), mp.Linear(3, 4)),
         nn.Sequential(nn.Sequential(mp.Linear(3, 4))),
     ):
-        assert perceptron_of(describe(network)) is None
+        assert perceptron_of(network) is None

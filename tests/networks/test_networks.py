@@ -74,7 +74,7 @@ def test_bad_sizes(arguments: dict[str, Any], text: str) -> None:
 
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_paper_network_mpgelu(outputs: int) -> None:
-    net = mp.paper_network(7, outputs, rate=0.05)
+    net = mp.paper_network(7, outputs=outputs, rate=0.05)
     assert names(net) == ["Dropout", "Linear", "MPGELU", "Linear", "MPGELU", "Linear"]
     shapes = [tuple(layer.weight.shape) for layer in net if isinstance(layer, Linear)]
     assert shapes == [(20, 7), (20, 20), (outputs, 20)]
@@ -82,14 +82,14 @@ def test_paper_network_mpgelu(outputs: int) -> None:
 
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_paper_network_relu(outputs: int) -> None:
-    net = mp.paper_network(7, outputs, nonlinearity="relu", rate=0.05)
+    net = mp.paper_network(7, outputs=outputs, nonlinearity="relu", rate=0.05)
     assert names(net) == ["Dropout", "Linear", "ReLU", "Dropout", "Linear", "ReLU", "Dropout", "Linear"]
     assert [layer.covariance for layer in net if isinstance(layer, mp.ReLU)] == ["dvi", "dvi"]
 
 
 @pytest.mark.parametrize("nonlinearity", ["mpgelu", "relu"])
 def test_paper_network_starts_glorot_uniform_without_rescaled_dropout(nonlinearity: Any) -> None:
-    net = mp.paper_network(300, nonlinearity=nonlinearity, rate=0.05, width=200)
+    net = mp.paper_network(300, nonlinearity=nonlinearity, rate=0.05, hidden=(200, 200))
     for layer in net:
         if isinstance(layer, Linear):
             bound = math.sqrt(6 / sum(layer.weight.shape))

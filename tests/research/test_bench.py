@@ -20,7 +20,9 @@ SIZES = {"worst": 0.0123, "average": 0.0099, "se": 0.0041}
 def test_the_hand_written_baselines_compute_the_same() -> None:
     torch.manual_seed(0)
     x = torch.randn(50, 9, dtype=torch.float64)
-    mpgelu, relu = (paper_network(9, nonlinearity=name, rate=0.05, width=12).double() for name in ("mpgelu", "relu"))
+    mpgelu, relu = (
+        paper_network(9, nonlinearity=name, rate=0.05, hidden=(12, 12)).double() for name in ("mpgelu", "relu")
+    )
     for network, baseline, atol in ((mpgelu, exact_by_hand, 1e-12), (relu, paper_relu, 1e-6)):
         mean, covariance = baseline(network, x, 16)
         wanted = network(FullMoments.certain(x))
@@ -73,7 +75,7 @@ def test_special_functions_are_counted_by_element() -> None:
 
 
 def test_factored_needs_as_many_special_functions_as_diagonal() -> None:
-    x, network = torch.randn(3, 9), paper_network(9, rate=0.05, width=30)
+    x, network = torch.randn(3, 9), paper_network(9, rate=0.05, hidden=(30, 30))
     with torch.no_grad(), native.disabled():
         found = special_functions(lambda: network(FactoredMoments.certain(x)))
     assert found == {"erfc": 3 * 60, "sqrt": 3 * 60}

@@ -10,9 +10,10 @@ import pytest
 
 from houses import houses
 from mpgelu.tables import survey as module
-from mpgelu.tables.cells import CellError
-from mpgelu.tables.encoder import Missing, TableEncoder
-from mpgelu.tables.survey import Reservoir, RunningStatistics, Survey
+from mpgelu.tables.cells import CellError, Missing
+from mpgelu.tables.encoder import TableEncoder
+from mpgelu.tables.sampling import Reservoir, RunningStatistics
+from mpgelu.tables.survey import Survey
 
 
 def encoder_of(frame: pd.DataFrame, size: int = 37, missing: Missing = "impute", **options: Any) -> TableEncoder:
@@ -21,7 +22,7 @@ def encoder_of(frame: pd.DataFrame, size: int = 37, missing: Missing = "impute",
     survey = Survey(list(map(str, frame)), missing=missing, **given)
     for start in range(0, len(frame), size):
         survey.add(frame[start : start + size])
-    return survey.encoder(frame)
+    return TableEncoder(*survey.encodings(frame), missing)
 
 
 def test_columns_are_what_the_whole_table_says() -> None:
@@ -97,3 +98,13 @@ def test_a_reservoir_is_uniform_and_does_not_depend_on_the_parts() -> None:
     pd.testing.assert_frame_equal(samples[0], samples[1])
     counts = np.histogram(samples[0]["a"], 10, (0, 10_000))[0]
     assert ((counts - 50) ** 2 / 50).sum() < 27.9  # a thousandth of chance, 9 degrees of freedom
+
+
+def test_texts_that_were_forgotten_are_other_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_TEXTS", 50)
+    frame = pd.DataFrame({"text": ["often"] * 5 + [f"once {place}" for place in range(60)]})
+    (column,) = TableEncoder.learn(frame).columns
+    assert column.features == ["text = often", "text other"]
+    encoded = TableEncoder.learn(frame).encode(pd.DataFrame({"text": ["often", "once 3", "new"]}))
+    assert encoded.X.tolist() == [[1, 0], [0, 1], [0, 1]]
+    assert not encoded.unseen  # whether a text is new is not known any more

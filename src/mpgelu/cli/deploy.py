@@ -79,7 +79,7 @@ def distill(
 def export(
     model: Model,
     onnx: Annotated[Path, typer.Option(help="The file to write.")],
-    levels: Annotated[str, typer.Option(help="Probabilities of the quantiles, separated by commas.")] = "0.05,0.5,0.95",
+    quantiles: Annotated[str, typer.Option(help="Their probabilities, separated by commas.")] = "0.05,0.5,0.95",
 ) -> None:
     """Write a model as an ONNX graph, from raw features to mean, stddev and quantiles; it runs without torch.
 
@@ -90,13 +90,13 @@ def export(
     from mpgelu.tables.model import TableModel, load
 
     try:
-        numbers = [float(level) for level in levels.split(",") if level.strip()]
+        q = [float(number) for number in quantiles.split(",") if number.strip()]
     except ValueError:
-        raise InputError(f"--levels: wants numbers separated by commas, got {levels!r}") from None
+        raise InputError(f"--quantiles: wants numbers separated by commas, got {quantiles!r}") from None
     check_writable(onnx, model)
     loaded = load(model)
     with one_line_warnings():
-        export_onnx(loaded, onnx, numbers)
+        export_onnx(loaded, onnx, q)
     typer.echo(f"graph: {onnx}")
     if isinstance(loaded, TableModel):
         count = len(loaded.encoder.features)

@@ -22,6 +22,7 @@ from mpgelu.networks.description import Description
 from mpgelu.networks.prepared import Prepared
 from mpgelu.predictive import Predictive
 from mpgelu.predictive.checks import needs_gradient
+from mpgelu.predictive.nodes import NODES
 from mpgelu.storage.arrays import check_arrays
 from mpgelu.storage.schema import Optional, checked
 from mpgelu.visibility import values_are_visible
@@ -99,7 +100,7 @@ class Ensemble(nn.Module):
         """Number of networks."""
         return len(self.weights)
 
-    def forward(self, x: Tensor, input_std: Tensor | None = None, nodes: int = 32) -> Predictive:
+    def forward(self, x: Tensor, input_std: Tensor | None = None, nodes: int = NODES) -> Predictive:
         """Return the distribution of the target for each row, in the dtype of ``x``.
 
         Args:

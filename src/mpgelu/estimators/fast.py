@@ -26,9 +26,9 @@ from mpgelu.moments import DiagonalMoments, FactoredMoments
 from mpgelu.native import perceptron, plain
 from mpgelu.native.process import bound_process
 from mpgelu.networks import FeatureScale, Stack, is_random
+from mpgelu.networks.perceptron import WIDEST, arrays_of, known_perceptron
 from mpgelu.networks.plain import plain_form
 from mpgelu.networks.scaling import FARTHEST
-from mpgelu.networks.whole import WIDEST, arrays_of, known_perceptron
 from mpgelu.predictive import Predictive
 
 if TYPE_CHECKING:

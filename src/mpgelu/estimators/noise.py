@@ -12,6 +12,7 @@ from mpgelu.likelihoods import MeanAndLogVariance
 from mpgelu.moments import DiagonalMoments, Moments
 from mpgelu.networks import Stack, in_features_of
 from mpgelu.networks.description import Description
+from mpgelu.networks.scaling import smoothly_limited
 
 LEAST_SPREAD = 1e-4  # smallest standard deviation between networks, in units of the scaled target
 LEAST_SHARE = 0.7  # smallest fraction of the noise variance after the correction for averaging
@@ -112,8 +113,7 @@ class NoiseHead(nn.Module):
 
     def scaled(self, inputs: Tensor) -> Tensor:
         r"""Return the standardised inputs z with a smooth limit, :math:`z / \sqrt{1 + (z / 3)^2}`."""
-        z = (inputs - self.center.to(inputs)) / self.scale.to(inputs)
-        return z / torch.sqrt(1 + (z / LIMIT).square())
+        return smoothly_limited((inputs - self.center.to(inputs)) / self.scale.to(inputs), LIMIT)
 
 
 def bounded(log_variance: Tensor) -> Tensor:

@@ -19,10 +19,10 @@ from mpgelu.errors import InputError
 from mpgelu.estimators.arguments import plain
 from mpgelu.estimators.checks import check_memory, check_target, explained
 from mpgelu.estimators.distillation import Distilling
-from mpgelu.estimators.predicted import Predicting
+from mpgelu.estimators.predicting import Predicting
 from mpgelu.estimators.recipe import Kind, Noise, Rows, Settings, Trained, settings_of, train
 from mpgelu.estimators.scales import robust_scale, target_scales
-from mpgelu.estimators.streamed import Streaming
+from mpgelu.estimators.streaming import Streaming
 from mpgelu.likelihoods import Likelihood
 from mpgelu.moments import Moments
 from mpgelu.networks import Parts, parts_of

@@ -12,6 +12,7 @@ from mpgelu.networks import FeatureScale
 Array = NDArray[np.float64]
 
 LIMIT = 3.0  # smooth limit of scaled features
+_REACH = 0.5  # standard deviation that a logarithmic unit of distance from the data adds, in scales of the target
 _SMALLEST_SCALE = 1e-12  # variation relative to the centre below which a feature counts as constant
 _OF_QUARTILES = 1.349  # interquartile range of a standard normal distribution
 _LEAST_SHARE = 0.2  # smallest scale relative to the standard deviation, for small interquartile ranges
@@ -52,7 +53,7 @@ def robust_scale(X: Array) -> FeatureScale:
     scaled = distance / scale
     numbers = (torch.as_tensor(part) for part in (center, scale, scaled.min(axis=0), scaled.max(axis=0)))
     center_, scale_, lower, upper = numbers
-    return FeatureScale(center_, scale_, LIMIT, lower, upper)
+    return FeatureScale(center_, scale_, LIMIT, lower, upper, _REACH)
 
 
 def _typical_distance(distance: Array) -> Array:

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor, nn
 
-from mpgelu.export.distribution import Distribution, quantiles_by_row
+from mpgelu.export.distribution import SMALLEST, Distribution, quantiles_by_row
 from mpgelu.export.graph import Value
 from mpgelu.export.layers import Array
-from mpgelu.layers import Beside, GaussianLinear, Linear, Periodic, Scale, SiLU
+from mpgelu.layers import GaussianLinear, Linear, Periodic, Scale
 from mpgelu.likelihoods import GaussianMixture
 from mpgelu.likelihoods.mixture import LARGEST_LOG_VARIANCE
 from mpgelu.networks import Parts
+from mpgelu.networks.headed import headed_form
+from mpgelu.networks.scaling import FARTHEST
 
-_FARTHEST = 1e15  # largest distance from the centre in scales; its square is finite in float32
-_SMALLEST = 1e-36  # smallest variance of a component, close to the smallest normal float32
 # Contributions of the epistemic and the aleatoric variance to the variance, the epistemic and the aleatoric part.
 _EPISTEMIC, _ALEATORIC = np.array([1.0, 1.0, 0.0]), np.array([1.0, 0.0, 1.0])
 
@@ -26,14 +26,10 @@ def is_compact(parts: Parts) -> bool:
     """Return whether a model has the structure that :meth:`mpgelu.MPGELURegressor.distill` returns."""
     if not isinstance(parts.likelihood, GaussianMixture) or len(parts.networks) != 1:
         return False
-    network = parts.networks[0]
-    if type(network) is not nn.Sequential or len(network) < 5 or len(network) % 2 == 0:
+    form = headed_form(parts.networks[0])
+    if form is None or form.body.embedding is None or form.body.scale is None:
         return False
-    kinds = [type(layer) for layer in network]
-    between = [Linear, SiLU] * ((len(network) - 3) // 2)
-    head = [type(part) for part in network[-1].children()]
-    biases = all(layer.bias is not None for layer in network.modules() if isinstance(layer, nn.Linear))
-    return kinds == [Periodic, Scale, *between, Beside] and head == [GaussianLinear, Linear] and biases
+    return all(layer.bias is not None for layer in parts.networks[0].modules() if isinstance(layer, nn.Linear))
 
 
 def distribution(x: Value, parts: Parts, levels: Sequence[float]) -> Distribution:
@@ -51,10 +47,10 @@ def distribution(x: Value, parts: Parts, levels: Sequence[float]) -> Distributio
     assert isinstance(location, GaussianLinear)
     assert isinstance(shape, Linear)
     limit = float(parts.scaling.limit)
-    unit = limit if limit < _FARTHEST else 1.0
-    x = (x * (1 / (unit * parts.scaling.scale.numpy()))).op("Clip", -_FARTHEST / unit, _FARTHEST / unit)
+    unit = limit if limit < FARTHEST else 1.0
+    x = (x * (1 / (unit * parts.scaling.scale.numpy()))).op("Clip", -FARTHEST / unit, FARTHEST / unit)
     # The smooth limit is x / sqrt(1 + x^2) = sin(atan(x)).
-    hidden = _hidden(x.op("Atan").op("Sin") if limit < _FARTHEST else x, network, unit)
+    hidden = _hidden(x.op("Atan").op("Sin") if limit < FARTHEST else x, network, unit)
     outputs = hidden.op("Gemm", *_folded(location, shape, count, scale))
     logits, means, log_noises = x.graph.ops("Split", 3, outputs, axis=1, num_outputs=3)
     largest = LARGEST_LOG_VARIANCE + 2 * math.log(scale)
@@ -68,7 +64,7 @@ def distribution(x: Value, parts: Parts, levels: Sequence[float]) -> Distributio
     stddev, epistemic_std, aleatoric_std = (deviations.op("Gather", part, axis=1) for part in range(3))
     quantiles = None
     if levels:
-        stddevs = (noises + epistemics.op("Gather", [1], axis=1)).op("Max", _SMALLEST).sqrt()
+        stddevs = (noises + epistemics.op("Gather", [1], axis=1)).op("Max", SMALLEST).sqrt()
         quantiles = quantiles_by_row(centers, stddevs, weights, count, stddev, levels)
     return Distribution(mean.reshape(-1) + parts.target_mean, stddev, epistemic_std, aleatoric_std, quantiles)
 

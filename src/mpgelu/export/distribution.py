@@ -26,7 +26,7 @@ _STEPS_BY_ROW = 2  # towards a quantile before one is looked at, lest the loop b
 _MOST_STEPS = 120  # more than bisection needs from the largest numbers to neighbours
 _MARGIN = 1.001  # of bounds that hold without rounding
 _LARGEST = 3e38  # close to the largest float32
-_SMALLEST = 1e-36  # close to the smallest normal float32; as a variance it is none
+SMALLEST = 1e-36  # close to the smallest normal float32; as a variance it is none
 _NEIGHBOURS = 3e-7  # relative distance of bounds between which there is nothing left to find
 _FARTHEST = 1e4  # standardised distance beyond which everything is exactly zero
 
@@ -125,7 +125,7 @@ def _quantiles(
     outputs, centers = _by_row(outputs, len(weights)), None
     if len(weights) > 1:
         centers = outputs.mean.take(0) - mean.reshape(-1, 1, 1)  # (rows, M, 1)
-        noise = None if noise_variance is None else max(noise_variance, _SMALLEST)
+        noise = None if noise_variance is None else max(noise_variance, SMALLEST)
         stddevs = (outputs.variance.take(0) + _aleatoric(outputs, noise)).sqrt()
         members = _Mixture.of(centers, stddevs, weights[:, None], levels)
         y = y - members.step(y).halley if noise_variance is None else _root(members, y, deviation)
@@ -159,7 +159,7 @@ def _over_noise(outputs: Outputs, centers: Value | None, z: Array) -> tuple[Valu
         conditional = conditional - slope.square()
         centers = slope * z if centers is None else slope * z + centers
     noise = (deviation * (np.sqrt(2) * z) + outputs.mean.take(1)).exp()
-    return centers, (noise + conditional.op("Max", _SMALLEST)).sqrt()
+    return centers, (noise + conditional.op("Max", SMALLEST)).sqrt()
 
 
 class _Step(NamedTuple):
@@ -331,7 +331,7 @@ def _middle(lower: Value, upper: Value, count: Value) -> Value:
     differ.
     """
     same = (lower.op("Sign") + upper.op("Sign")).op("Sign")
-    sizes = (bound.op("Abs").op("Max", _SMALLEST).sqrt() for bound in (lower, upper))
+    sizes = (bound.op("Abs").op("Max", SMALLEST).sqrt() for bound in (lower, upper))
     ratio = next(sizes) * next(sizes) * same
     return count.op("Mod", 2).op("Equal", 0).op("Where", lower * 0.5 + upper * 0.5, ratio)
 

@@ -21,6 +21,8 @@ from mpgelu.estimators import Ensemble, MPGELURegressor, conformal
 from mpgelu.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
 from mpgelu.networks import Parts, parts_of
+from mpgelu.networks.scaling import FARTHEST
+from mpgelu.predictive.nodes import NODES
 from mpgelu.storage.files import write_atomically
 from mpgelu.tables.cells import MISSING
 from mpgelu.tables.model import TableModel
@@ -29,14 +31,12 @@ Array = NDArray[np.float64]
 
 _ROUNDING = 1e-7  # of a standardised feature
 _FOLDED = 1e6  # larger scales of features are not left to weights, lest squares overflow
-_FARTHEST = 1e15  # scales from the centre, whose square float32 holds
-_NODES = 32  # components of each network's mixture over the noise, as in the library
 
 
 def export_onnx(
     model: MPGELURegressor | TableModel | Ensemble | nn.Module,
     path: str | os.PathLike[str],
-    levels: Sequence[float] = (0.05, 0.5, 0.95),
+    q: Sequence[float] = (0.05, 0.5, 0.95),
     *,
     features: int | Sequence[str] | None = None,
     likelihood: Likelihood | None = None,
@@ -46,23 +46,23 @@ def export_onnx(
 
     The graph takes the raw ``features``, float32 ``(rows, n)``, with any number of rows; scaling, networks, moments
     and likelihood are inside. Its outputs, float32 in the unit of the target, are ``mean``, ``stddev`` and its two
-    parts ``epistemic_std`` and ``aleatoric_std``, ``(rows,)`` each, and ``quantiles``, ``(rows, len(levels))``. Its
-    metadata contain ``feature_names`` and ``levels``, both JSON, and ``version``.
+    parts ``epistemic_std`` and ``aleatoric_std``, ``(rows,)`` each, and ``quantiles``, ``(rows, len(q))``. Its metadata
+    contain ``feature_names`` and the probabilities ``q``, both JSON, and ``version``.
 
     A calibrated estimator also has the outputs ``lower`` and ``upper``, the ends of its calibrated interval, if the
-    first and the last level are symmetric; its level is their difference, 0.9 by default. The features of a
+    first and the last entry of ``q`` are symmetric; its level is their difference, 0.9 by default. The features of a
     :class:`TableModel` are its encoded columns; the metadata ``columns`` describe the encoding and ``missing`` lists
     the texts that count as a missing cell, both JSON.
 
     Results equal those of the library to float32 rounding. Quantiles are roots of the distribution function of the
-    same mixture; at levels below 0.001 or above 0.999 rounding leaves fewer digits. Networks of linear layers, dropout
-    and MP-GELU become a graph designed for them; other networks are traced by torch, which takes longer and gives more
-    nodes.
+    same mixture; at probabilities below 0.001 or above 0.999 rounding leaves fewer digits. Networks of linear layers,
+    dropout and MP-GELU become a graph designed for them; other networks are traced by torch, which takes longer and
+    gives more nodes.
 
     Args:
         model: A fitted estimator or table model, an ensemble, or a network of vectors.
         path: File to write.
-        levels: Probabilities of the quantiles, strictly between 0 and 1; may be empty.
+        q: Probabilities of the quantiles as in :meth:`MPGELURegressor.predict_quantile`; may be empty.
         features: Names of the features, or their number; not needed for estimators and networks with a linear layer.
         likelihood: Likelihood of a network. The default is heteroscedastic for two outputs. A network with one output
             does not determine the noise, so ``Gaussian(noise_variance)`` is required. Estimators and ensembles have
@@ -70,8 +70,8 @@ def export_onnx(
         moments: Type of moments that a network propagates; estimators and ensembles have their own.
 
     Raises:
-        InputError: A level is out of range, the likelihood does not fit the outputs, the network cannot be traced, or
-            the package onnx is not installed.
+        InputError: A probability is out of range, the likelihood does not fit the outputs, the network cannot be
+            traced, or the package onnx is not installed.
         DataError: The file cannot be written.
 
     Example:
@@ -83,14 +83,14 @@ def export_onnx(
         >>> stddev.shape
         (7,)
     """
-    levels = [float(level) for level in levels]
+    levels = [float(probability) for probability in q]
     if not all(0 < level < 1 for level in levels):
-        raise InputError(f"export_onnx: levels must lie strictly between 0 and 1, got {levels}")
+        raise InputError(f"export_onnx: q must lie strictly between 0 and 1, got {levels}")
     try:
         from mpgelu.export.graph import Graph
     except ImportError as error:
         raise InputError(f"export_onnx: needs the package {error.name}; pip install 'mpgelu[onnx]'") from error
-    about = {"levels": json.dumps(levels), "version": version("mpgelu")}
+    about = {"q": json.dumps(levels), "version": version("mpgelu")}
     if isinstance(model, TableModel):
         about |= {
             "columns": json.dumps(_columns(model)),
@@ -235,7 +235,7 @@ def _outputs(features: Any, parts: Parts, form: _Form, cross: bool) -> tuple[Any
 
     scale, shift = form.scale, form.shift
     x, unit, weights = _centred(features, parts), parts.scaling.scale.numpy(), parts.weights.numpy()
-    limited = parts.scaling.limit < _FARTHEST
+    limited = parts.scaling.limit < FARTHEST
     whole_row = not (form.by_member or limited or parts.scaling.reach)
     layers = layers_of(parts.networks) if whole_row else None
     if layers is None or unit.min() < 1 / _FOLDED or unit.max() > _FOLDED:
@@ -244,19 +244,19 @@ def _outputs(features: Any, parts: Parts, form: _Form, cross: bool) -> tuple[Any
         layers[0] = layers[0].of_inputs(unit)
         layers[-1] = layers[-1].scaled(scale, shift)
         run = perceptron.diagonal if parts.moments is DiagonalMoments else partial(perceptron.exact, cross=cross)
-        return run(x, layers), weights, _NODES
+        return run(x, layers), weights, NODES
     z = _limited(x, float(parts.scaling.limit)) if limited else x
     extra = _extrapolation(x, parts)
     if not form.by_member:
-        return traced.outputs(z, parts.networks, parts.moments, scale, shift, extra), weights, _NODES
+        return traced.outputs(z, parts.networks, parts.moments, scale, shift, extra), weights, NODES
     assert parts.members is not None
     outputs = traced.member_outputs(z, parts.members, len(parts.feature_names), scale, shift, extra)
-    return outputs, parts.members.weights.numpy(), 1 if parts.noise is not None else _NODES
+    return outputs, parts.members.weights.numpy(), 1 if parts.noise is not None else NODES
 
 
 def _limited(x: Any, limit: float) -> Any:
     """Return the smooth limit of :class:`FeatureScale`."""
-    z = x.op("Clip", -_FARTHEST, _FARTHEST)
+    z = x.op("Clip", -FARTHEST, FARTHEST)
     return z / ((z * (1 / limit)).square() + 1.0).sqrt()
 
 
@@ -265,7 +265,7 @@ def _extrapolation(x: Any, parts: Parts) -> Any | None:
     scaling, reach = parts.scaling, float(parts.scaling.reach) * parts.target_scale
     if not reach:
         return None
-    z = x.op("Clip", -_FARTHEST, _FARTHEST)
+    z = x.op("Clip", -FARTHEST, FARTHEST)
     distance = (scaling.lower.numpy() - z).op("Relu") + (z - scaling.upper.numpy()).op("Relu")
     variances = ((distance + 1.0).op("Log") * reach).square()
     return (variances @ np.ones((len(scaling.lower), 1))).op("Squeeze", [1])  # no rows would not be reduced

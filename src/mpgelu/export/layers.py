@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mpgelu.layers import GaussianLinear, Linear
-from mpgelu.networks.description import Description, MaskedLinear, describe, is_describable, perceptron_of
+from mpgelu.networks.description import Description
+from mpgelu.networks.perceptron import MaskedLinear, perceptron_of
 from mpgelu.rules.dropout import mask_moments
 
 Array = NDArray[np.float64]
@@ -97,7 +98,7 @@ def layers_of(networks: Sequence[nn.Module]) -> list[Layer] | None:
 
 def _parts(network: nn.Module) -> list[tuple[Tensor, ...]] | None:
     """Return weight, bias, their variances, and mean and variance of the mask of every linear layer."""
-    found = perceptron_of(describe(network)) if is_describable(network) else None
+    found = perceptron_of(network)
     if found is None or found.nonlinearity not in (None, Description("MPGELU")):
         return None
     return [_numbers(network, layer) for layer in found.layers]

@@ -14,16 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from mpgelu.errors import InputError
-from mpgelu.export.distribution import Distribution, quantiles_by_row
+from mpgelu.export.distribution import SMALLEST, Distribution, quantiles_by_row
 from mpgelu.export.graph import OPSET, Value
 from mpgelu.export.layers import Array
 from mpgelu.export.perceptron import OF_FLUCTUATIONS, PAIRS, Outputs
 from mpgelu.moments import DiagonalMoments, Moments
 from mpgelu.networks import Members, Parts, in_features_of
 from mpgelu.predictive import Predictive
-
-_NODES = 32  # components of the mixture over an uncertain noise, as in the library
-_SMALLEST = 1e-36  # close to the smallest normal float32; as a variance it is none
+from mpgelu.predictive.nodes import NODES
 
 
 def _fma(a: Any, b: Any, c: Any) -> Any:
@@ -133,11 +131,11 @@ class _Whole(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         if self.whole is not None:
-            predictive: Predictive = self.whole(x, None, _NODES)
+            predictive: Predictive = self.whole(x, None, NODES)
         else:
-            predictive = self.parts.likelihood.predictive(self.networks[0](self.parts.moments.certain(x)), _NODES)
+            predictive = self.parts.likelihood.predictive(self.networks[0](self.parts.moments.certain(x)), NODES)
         parts = predictive.epistemic_variance.sqrt(), predictive.aleatoric_variance.sqrt()
-        components = predictive.means - predictive.mean[:, None], predictive.variances.clamp_min(_SMALLEST).sqrt()
+        components = predictive.means - predictive.mean[:, None], predictive.variances.clamp_min(SMALLEST).sqrt()
         weights = predictive.log_weights.exp().expand(predictive.means.shape)
         return predictive.mean, predictive.stddev, *parts, *components, weights
 

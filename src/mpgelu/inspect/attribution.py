@@ -25,7 +25,7 @@ from mpgelu.estimators.measurement import checked_errors, main_effects, moved
 from mpgelu.inspect.diagonal_sources import DiagonalSources
 from mpgelu.layers import MPGELU, Dropout, GaussianLinear, Periodic
 from mpgelu.likelihoods import HeteroscedasticGaussian, Likelihood, MeanAndLogVariance
-from mpgelu.moments import DiagonalMoments, FactoredMoments
+from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
 from mpgelu.networks import Members, Parts, is_random, parts_of
 from mpgelu.rules import fork
 
@@ -61,6 +61,7 @@ def attribute(
     units: bool | None = None,
     features: int | Sequence[str] | None = None,
     likelihood: Likelihood | None = None,
+    moments: type[Moments] = FactoredMoments,
 ) -> pd.DataFrame:
     r"""Decompose the predictive variance of each row into additive contributions of its sources.
 
@@ -97,6 +98,8 @@ def attribute(
             always listed one by one.
         features: Names of the features, or their number, if neither the model nor ``X`` has names.
         likelihood: Likelihood of a network; by default heteroscedastic for two outputs, Gaussian of unit noise for one.
+        moments: Type of moments that a network propagates: ``FactoredMoments``, which are exact, or
+            ``DiagonalMoments``, which drop correlations; estimators and ensembles have their own.
 
     Returns:
         A data frame with one line for each row and source and the columns ``row``, ``kind``, ``layer``, ``unit``,
@@ -115,7 +118,7 @@ def attribute(
     """
     if features is None and isinstance(X, pd.DataFrame) and isinstance(model, nn.Module):
         features = list(map(str, X.columns))
-    parts = parts_of(model, "attribute", features=features, likelihood=likelihood)
+    parts = parts_of(model, "attribute", features=features, likelihood=likelihood, moments=moments)
     raw = parts.raw("attribute", X)
     named = len(parts.networks) == 1 if units is None else units
     networks = [copy.deepcopy(network).double() for network in parts.networks]

@@ -16,19 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mpgelu.moments import Moments
-from mpgelu.rules import (
-    add,
-    elementwise,
-    gaussian_linear,
-    keep_probability,
-    linear,
-    mpgelu,
-    multiply,
-    periodic,
-    rescale,
-    scale,
-)
-from mpgelu.rules.elementwise import Activation
+from mpgelu.rules import add, gaussian_linear, linear, periodic, rescale
+from mpgelu.rules.gaussian_linear import variance_of_weights
 from mpgelu.rules.periodic import fit_apart
 
 
@@ -55,6 +44,11 @@ class DiagonalSources(Moments):
         """Marginal variances ``(rows, n)``."""
         return sum((part.sum(-2) for _, part in self.sources), torch.zeros_like(self.mean))
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether there are no sources."""
+        return not self.sources
+
     def then(self, mean: Tensor, carry: Callable[[Tensor], Tensor], added: Tensor | None = None) -> DiagonalSources:
         """Return the moments after a layer.
 
@@ -78,7 +72,7 @@ def _(value: DiagonalSources, weight: Tensor, bias: Tensor | None = None) -> Dia
 def _(
     value: DiagonalSources, weight: Tensor, weight_variance: Tensor, bias: Tensor | None, bias_variance: Tensor | None
 ) -> DiagonalSources:
-    added = F.linear(value.mean.square() + value.variance, weight_variance, bias_variance)
+    added = variance_of_weights(value, weight_variance, bias_variance)
     return value.then(F.linear(value.mean, weight, bias), lambda part: F.linear(part, weight.square()), added)
 
 
@@ -89,41 +83,14 @@ def _(
     return value.then(mean, lambda part: part * gain.square().unsqueeze(-2), added)
 
 
-@multiply.register
-def _(value: DiagonalSources, gain: Tensor | float, noise: Tensor | float) -> DiagonalSources:
-    added = (value.variance + value.mean.square()) * noise
-    return value.then(value.mean * gain, lambda part: part * (gain * gain), added)
-
-
-@mpgelu.register
-def _(value: DiagonalSources) -> DiagonalSources:
-    keep = keep_probability(value.mean, value.variance)
-    added = keep * (1 - keep) * (value.variance + value.mean.square())
-    apart: DiagonalSources = rescale(value, keep * value.mean, keep, added)
-    return apart
-
-
 @add.register
 def _(value: DiagonalSources, other: Tensor | float, alpha: float = 1.0) -> DiagonalSources:
     return replace(value, mean=value.mean + alpha * other)
 
 
-@scale.register
-def _(value: DiagonalSources, gain: Tensor | float) -> DiagonalSources:
-    return value.then(value.mean * gain, lambda part: part * (gain * gain))
-
-
-@elementwise.register
-def _(value: DiagonalSources, activation: Activation) -> DiagonalSources:
-    if not value.sources:
-        return DiagonalSources(activation(value.mean))
-    apart: DiagonalSources = rescale(value, *activation.fit(value.mean, value.variance))
-    return apart
-
-
 @periodic.register
 def _(value: DiagonalSources, frequency: Tensor, phase: Tensor, weight: Tensor) -> DiagonalSources:
-    if not value.sources:
+    if value.is_certain:
         return DiagonalSources(periodic(value.mean, frequency, phase, weight))
     fit = fit_apart(value.mean, value.variance, frequency, phase, weight)
     square = fit.gain.square().unsqueeze(-3)  # (rows, 1, n, 1 + d)

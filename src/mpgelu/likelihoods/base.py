@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mpgelu.moments import Moments
 from mpgelu.predictive import Predictive
+from mpgelu.predictive.nodes import NODES
 from mpgelu.registry import Registry
 
 likelihoods: Registry[Likelihood] = Registry("likelihood")
@@ -51,7 +52,7 @@ class Likelihood(nn.Module):
         """
         raise NotImplementedError
 
-    def predictive(self, moments: Moments | Tensor, nodes: int = 32) -> Predictive:
+    def predictive(self, moments: Moments | Tensor, nodes: int = NODES) -> Predictive:
         """Return the distribution of the target for each row, ``(*batch,)``.
 
         Args:

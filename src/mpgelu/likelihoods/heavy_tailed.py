@@ -14,7 +14,7 @@ from mpgelu.likelihoods.heteroscedastic import HeteroscedasticGaussian
 from mpgelu.likelihoods.outputs import MeanAndLogVariance, as_moments, check_target
 from mpgelu.moments import Moments
 from mpgelu.predictive import Predictive
-from mpgelu.predictive.nodes import normal_nodes
+from mpgelu.predictive.nodes import NODES, normal_nodes
 from mpgelu.rules import add
 
 
@@ -96,7 +96,7 @@ class HeavyTailedGaussian(HeteroscedasticGaussian):
             wide = wide + (of_wide * ratio - of_wide**2 / 2) / self.tail_width**2
         return (1 - self.tail_share) * usual + self.tail_share * wide
 
-    def predictive(self, moments: Moments | Tensor, nodes: int = 32) -> Predictive:
+    def predictive(self, moments: Moments | Tensor, nodes: int = NODES) -> Predictive:
         """Return the distribution of y: the mixture of all errors, each itself a mixture over the log-variance.
 
         Args:

@@ -11,6 +11,7 @@ from mpgelu.likelihoods.base import Likelihood, NoisePart, likelihoods
 from mpgelu.likelihoods.outputs import MeanAndLogVariance, as_moments, check_target
 from mpgelu.moments import Moments
 from mpgelu.predictive import Predictive
+from mpgelu.predictive.nodes import NODES
 
 
 @likelihoods.register()
@@ -50,7 +51,7 @@ class HeteroscedasticGaussian(Likelihood):
         precision = torch.exp(covariance[..., 1, 1] / 2 - log_variance)
         return -0.5 * (math.log(2 * math.pi) + log_variance + (covariance[..., 0, 0] + error * error) * precision)
 
-    def predictive(self, moments: Moments | Tensor, nodes: int = 32) -> Predictive:
+    def predictive(self, moments: Moments | Tensor, nodes: int = NODES) -> Predictive:
         """The distribution of y: a mixture over the log-variance, each component Gaussian; see :class:`Predictive`.
 
         Args:

@@ -101,6 +101,11 @@ class Moments:
         raise NotImplementedError
 
     @property
+    def is_certain(self) -> bool:
+        """Whether the structure shows that there is no randomness, without a look at values; variances may be zero."""
+        return False
+
+    @property
     def features(self) -> int:
         """Length n of the last dimension, to which linear layers apply."""
         return self.mean.shape[-1]

@@ -204,6 +204,11 @@ class FactoredMoments(Moments):
         return _sum(parts) if parts else self.mean.new_zeros(*self.mean.shape, self.features)
 
     @property
+    def is_certain(self) -> bool:
+        """Whether there are neither blocks nor a residual."""
+        return not self.blocks and self.residual is None
+
+    @property
     def residual_sources(self) -> tuple[Tensor, ...]:
         """Variance tensors that identify the sources of the residual: the residual first, then those merged into it."""
         return () if self.residual is None else (self.residual, *self.merged)

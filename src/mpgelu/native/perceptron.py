@@ -60,10 +60,9 @@ class Perceptrons:
         pairs = zip(self.weights, self.biases, strict=True)
         return torch.cat([part.detach().flatten(1) for pair in pairs for part in pair], dim=1)
 
-    @property
-    def exact_kernel(self) -> str:
-        """Name of the kernel for the covariance of the outputs: factored for MP-GELU, full for ReLU."""
-        return "factored" if self.nonlinearity == "mpgelu" else "full"
+    def kernel(self, exact: bool) -> str:
+        """Name of the kernel for diagonal moments, or for the covariance: factored for MP-GELU, full for ReLU."""
+        return "diagonal" if not exact else "factored" if self.nonlinearity == "mpgelu" else "full"
 
 
 def can_take(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
@@ -72,8 +71,8 @@ def can_take(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
     return plain and values_are_visible(*tensors) and available()
 
 
-def propagate(networks: Perceptrons, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of the outputs of each network, propagating diagonal moments.
+def propagate(networks: Perceptrons, mean: Tensor, variance: Tensor, *, exact: bool) -> tuple[Tensor, Tensor]:
+    """Return the moments of the outputs of each network.
 
     The results equal those of the rules up to rounding. Gradients are computed for weights and biases only. All tensors
     are float32 on the CPU; see :func:`can_take`.
@@ -81,28 +80,14 @@ def propagate(networks: Perceptrons, mean: Tensor, variance: Tensor) -> tuple[Te
     Args:
         networks: M networks.
         mean: Means of the inputs, ``(M, rows, n)``.
-        variance: Variances of the inputs, ``(M, rows, n)``.
-
-    Returns:
-        Means and variances, ``(M, rows, outputs)`` each.
-    """
-    return _outputs("diagonal", networks, mean, variance)
-
-
-def propagate_exactly(networks: Perceptrons, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and covariance of the outputs of each network, with the correlations between all units.
-
-    Gradients are computed for weights and biases only, as in :func:`propagate`.
-
-    Args:
-        networks: M networks.
-        mean: Means of the inputs, ``(M, rows, n)``.
         variance: Variances of the inputs, which are independent of each other, ``(M, rows, n)``.
+        exact: Whether correlations between all units are propagated, or diagonal moments.
 
     Returns:
-        Means ``(M, rows, outputs)`` and covariances ``(M, rows, outputs, outputs)``.
+        Means, ``(M, rows, outputs)``, and covariances, ``(M, rows, outputs, outputs)``, or variances, in the shape of
+        the means.
     """
-    return _outputs(networks.exact_kernel, networks, mean, variance)
+    return _outputs(networks.kernel(exact), networks, mean, variance)
 
 
 def _outputs(kernel: str, networks: Perceptrons, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,14 +106,14 @@ def bound_propagation(
 
     Args:
         networks: M networks.
-        exact: Whether covariances are computed, as by :func:`propagate_exactly`, or variances, as by :func:`propagate`.
+        exact: As in :func:`propagate`.
         mean: Means of the inputs, ``(M, rows, n)``, contiguous; they are read at each call.
         variance: Variances of the inputs, ``(M, rows, n)``, contiguous.
 
     Returns:
         The function, and the tensors for means and for variances or covariances of the outputs.
     """
-    call = _Call(networks.exact_kernel if exact else "diagonal", networks, mean, variance)
+    call = _Call(networks.kernel(exact), networks, mean, variance)
     results, room = call.results(keep=False), size_of(f"{call.kernel}_workspace", call.rows, call.integers)
     workspace = torch.empty(room, dtype=torch.float32, device="cpu")
     arrays = (*call.inputs, *results, workspace)

@@ -1,8 +1,9 @@
 """Networks as data: the form that files store, and that fast paths and export match against.
 
-One recogniser, :func:`describe`, turns a network into a :class:`Description`; one builder, :func:`build`, turns it
-into a network of uninitialised parameters. :func:`perceptron_of` recognises the plain perceptrons that the compiled
-kernels and the ONNX graph evaluate as a whole; all other networks run through the rules.
+One recogniser, :func:`description_of`, turns a network into a :class:`Description`; one builder, :func:`build`, turns
+it into a network of uninitialised parameters. Compiled kernels and ONNX graphs match descriptions against the forms
+that they evaluate as a whole, those of :mod:`~mpgelu.networks.perceptron`, :mod:`~mpgelu.networks.plain` and
+:mod:`~mpgelu.networks.headed`; all other networks run through the rules.
 """
 
 from __future__ import annotations
@@ -63,14 +64,32 @@ class Description:
             yield from child.leaves(f"{path}.{position}" if path else str(position))
 
 
-def describe(network: nn.Module) -> Description:
-    """Return the description of a network.
+def description_of(network: nn.Module) -> Description | None:
+    """Return the description of a network, or ``None`` if it has none.
 
     Args:
-        network: A registered layer, or an ``nn.Sequential`` of such layers.
+        network: Any module. It has a description if it is a registered layer, or an ``nn.Sequential`` of such layers
+            that numbers them as torch does.
+    """
+    if type(network) not in layers:
+        return None
+    inside = list(network.named_children()) if isinstance(network, nn.Sequential) else []
+    children = [found for _, child in inside if (found := description_of(child)) is not None]
+    if len(children) < len(inside) or [name for name, _ in inside] != [str(place) for place in range(len(inside))]:
+        return None
+    settings = layers.describe(network)
+    return Description(settings.pop("kind"), settings, tuple(children))
+
+
+def describe(network: nn.Module, caller: str = "describe") -> Description:
+    """Return the description of a network that must have one; see :func:`description_of`.
+
+    Args:
+        network: The network.
+        caller: Name of the function that the error message starts with.
 
     Raises:
-        InputError: A layer is of a type that is not registered.
+        InputError: The network has no description; the message names the first obstacle.
 
     Example:
         >>> from mpgelu.layers import Linear
@@ -78,16 +97,11 @@ def describe(network: nn.Module) -> Description:
         Description(kind='Sequential', settings={}, children=(Description(kind='Linear', settings={'in_features': 3,
             'out_features': 2, 'bias': True}, children=()),))
     """
-    found = layers.describe(network)
-    children = network.children() if isinstance(network, nn.Sequential) else ()
-    return Description(found.pop("kind"), found, tuple(map(describe, children)))
-
-
-def is_describable(network: nn.Module) -> bool:
-    """Return whether every layer is of a registered type and every container numbers its layers as torch does."""
-    inside = list(network.named_children()) if isinstance(network, nn.Sequential) else []
-    numbered = [name for name, _ in inside] == [str(position) for position in range(len(inside))]
-    return type(network) in layers and numbered and all(is_describable(child) for _, child in inside)
+    if (found := description_of(network)) is not None:
+        return found
+    unknown = [type(module).__name__ for module in network.modules() if type(module) not in layers]
+    what = f"a layer of type {unknown[0]}, which is not registered" if unknown else "containers with names of their own"
+    raise InputError(f"{caller}: the network has {what}; register layers with mpgelu.layers.layers.register")
 
 
 def build(description: Description) -> nn.Module:
@@ -108,77 +122,3 @@ def build(description: Description) -> nn.Module:
             return make(*children, **description.settings)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"cannot build a layer {description.kind} of {dict(description.settings)}: {error}") from error
-
-
-@dataclass(frozen=True)
-class MaskedLinear:
-    """The position of one linear layer in a perceptron, and of the dropout before it.
-
-    Args:
-        name: Name of the linear layer in the network.
-        gaussian: Whether its weights are random.
-        bias: Whether it has a bias.
-        dropout: Name of the dropout layer before it; ``None`` if there is none.
-        rescale: The setting ``rescale`` of the dropout.
-    """
-
-    name: str
-    gaussian: bool
-    bias: bool
-    dropout: str | None
-    rescale: bool
-
-
-@dataclass(frozen=True)
-class Perceptron:
-    """Linear layers with the same nonlinearity between any two of them, and optional dropout before each.
-
-    Args:
-        layers: The linear layers, in order.
-        nonlinearity: The nonlinearity; ``None`` for a single layer.
-    """
-
-    layers: tuple[MaskedLinear, ...]
-    nonlinearity: Description | None
-
-
-def perceptron_of(description: Description) -> Perceptron | None:
-    """Return the structure of a plain perceptron, or ``None`` for any other network."""
-    if description.kind != "Sequential" or any(child.children for child in description.children):
-        return None
-    found: list[MaskedLinear] = []
-    between: list[Description] = []
-    dropout: tuple[str, Description] | None = None
-    after_linear = False
-    for name, layer in description.leaves():
-        if layer.kind == "Dropout" and not after_linear and dropout is None:
-            dropout = name, layer
-        elif layer.kind in ("Linear", "GaussianLinear") and not after_linear:
-            held, rescale = (dropout[0], dropout[1].settings["rescale"]) if dropout else (None, False)
-            found.append(MaskedLinear(name, layer.kind == "GaussianLinear", layer.settings["bias"], held, rescale))
-            dropout, after_linear = None, True
-        elif after_linear and layer.kind not in ("Dropout", "Linear", "GaussianLinear"):
-            between.append(layer)
-            after_linear = False
-        else:
-            return None
-    if not after_linear or any(layer != between[0] for layer in between):
-        return None
-    return Perceptron(tuple(found), between[0] if between else None)
-
-
-def check_describable(caller: str, network: nn.Module) -> Description:
-    """Return the description of a network that must have one.
-
-    Args:
-        caller: Name of the function that the error message starts with.
-        network: The network.
-
-    Raises:
-        InputError: The network cannot be described; the message names the first obstacle.
-    """
-    if is_describable(network):
-        return describe(network)
-    unknown = [type(module).__name__ for module in network.modules() if type(module) not in layers]
-    what = f"a layer of type {unknown[0]}, which is not registered" if unknown else "containers with names of their own"
-    raise InputError(f"{caller}: the network has {what}; register layers with mpgelu.layers.layers.register")

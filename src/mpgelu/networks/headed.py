@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mpgelu.layers import Beside, GaussianLinear, Linear, SiLU
 from mpgelu.moments import DiagonalMoments
 from mpgelu.native.plain import PlainNetworks, outputs
-from mpgelu.networks.plain import PlainForm, plain_form
+from mpgelu.networks.description import description_of
+from mpgelu.networks.plain import PlainForm, form_of
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,14 @@ class HeadedForm:
 
 def headed_form(network: nn.Module) -> HeadedForm | None:
     """Return the form of a network such as a distilled one, or ``None`` for any other network."""
-    if type(network) is not nn.Sequential or len(network) < 3:
+    found = description_of(network)
+    if found is None or found.kind != "Sequential" or len(found.children) < 3:
         return None
-    *layers, between, head = network.children()
-    parts = list(head.children())
-    if type(between) is not SiLU or type(head) is not Beside or [*map(type, parts)] != [GaussianLinear, Linear]:
+    *layers, between, head = found.children
+    parts = [part.kind for part in head.children]
+    if between.kind != "SiLU" or head.kind != "Beside" or parts != ["GaussianLinear", "Linear"]:
         return None
-    body = plain_form(nn.Sequential(*layers))
-    biased = all(part.bias is not None for part in parts if isinstance(part, nn.Linear))
-    alike = body is not None and (body.nonlinearity == "silu" or len(body.linear) == 1)
-    return HeadedForm(body, str(len(network) - 1)) if body is not None and alike and biased else None
+    body = form_of(layers)
+    if body is None or (body.nonlinearity != "silu" and len(body.linear) > 1):
+        return None
+    return HeadedForm(body, str(len(layers) + 1)) if all(part.settings["bias"] for part in head.children) else None

@@ -70,11 +70,11 @@ def network(
 
 def paper_network(
     in_features: int,
+    hidden: Sequence[int] = (20, 20),
     outputs: int = 2,
     *,
     nonlinearity: Nonlinearity = "mpgelu",
     rate: float = 0.01,
-    width: int = 20,
     relu_dropout: Literal["each", "input"] = "each",
 ) -> nn.Sequential:
     """Return a network of the paper: two hidden layers of 20 units, dropout without rescaling.
@@ -85,10 +85,10 @@ def paper_network(
 
     Args:
         in_features: Number of input features, Q in the paper.
+        hidden: Widths of the hidden layers.
         outputs: 2 (mean and log-variance) or 1.
         nonlinearity: ``"mpgelu"`` or ``"relu"``.
         rate: Dropout rate.
-        width: Number of units in each hidden layer.
         relu_dropout: Where the ReLU network has dropout: before ``"each"`` dense layer, as in the paper, or on the
             ``"input"`` only, as the MP-GELU network always has it.
 
@@ -97,13 +97,14 @@ def paper_network(
     """
     if relu_dropout not in ("each", "input"):
         raise InputError(f"paper_network: relu_dropout must be 'each' or 'input', got {relu_dropout!r}")
-    _check_sizes("paper_network", in_features=in_features, outputs=outputs, hidden=(width,))
-    modules: list[nn.Module] = [Dropout(rate, rescale=False), Linear(in_features, width)]
-    for after in (width, outputs):
-        modules.append(_named_nonlinearity("paper_network", nonlinearity, "dvi"))
-        if nonlinearity == "relu" and relu_dropout == "each":
+    _check_sizes("paper_network", in_features=in_features, outputs=outputs, hidden=hidden)
+    modules: list[nn.Module] = []
+    for position, (before, after) in enumerate(itertools.pairwise([in_features, *hidden, outputs])):
+        if position > 0:
+            modules.append(_named_nonlinearity("paper_network", nonlinearity, "dvi"))
+        if position == 0 or (nonlinearity == "relu" and relu_dropout == "each"):
             modules.append(Dropout(rate, rescale=False))
-        modules.append(Linear(width, after))
+        modules.append(Linear(before, after))
     for module in modules:
         if isinstance(module, Linear):
             nn.init.xavier_uniform_(module.weight)

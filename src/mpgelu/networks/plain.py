@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor, nn
 
-from mpgelu.layers import MPGELU, Linear, Periodic, ReLU, Scale, SiLU
 from mpgelu.native.plain import PlainNetworks
+from mpgelu.networks.description import Description, description_of
 
-_NONLINEARITIES: dict[type[nn.Module], Literal["silu", "relu"]] = {SiLU: "silu", ReLU: "relu", MPGELU: "relu"}
+_NONLINEARITIES: dict[str, Literal["silu", "relu"]] = {"SiLU": "silu", "ReLU": "relu", "MPGELU": "relu"}
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,17 @@ class PlainForm:
 
 def plain_form(network: nn.Module) -> PlainForm | None:
     """Return the form of a sequence of layers that the kernel supports, or ``None`` for any other network."""
-    if type(network) is not nn.Sequential:
-        return None
-    left = [(name, layer) for name, layer in network.named_children()]
-    embedding = left.pop(0)[0] if left and type(left[0][1]) is Periodic else None
-    scale = left.pop(0)[0] if left and type(left[0][1]) is Scale else None
-    linear, between = left[::2], {_NONLINEARITIES.get(type(layer)) for _, layer in left[1::2]} or {"relu"}
-    if len(left) % 2 == 0 or any(type(layer) is not Linear for _, layer in linear) or len(between) > 1:
+    found = description_of(network)
+    return None if found is None or found.kind != "Sequential" else form_of(found.children)
+
+
+def form_of(layers: Sequence[Description]) -> PlainForm | None:
+    """Return the same for the descriptions of the layers, whose names are their positions."""
+    left = [(str(place), layer.kind) for place, layer in enumerate(layers)]
+    embedding = left.pop(0)[0] if left and left[0][1] == "Periodic" else None
+    scale = left.pop(0)[0] if left and left[0][1] == "Scale" else None
+    linear, between = left[::2], {_NONLINEARITIES.get(kind) for _, kind in left[1::2]} or {"relu"}
+    if len(left) % 2 == 0 or any(kind != "Linear" for _, kind in linear) or len(between) > 1:
         return None
     (nonlinearity,) = between
     names = tuple(name for name, _ in linear)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mpgelu.errors import InputError
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moments, moments_of
 from mpgelu.moments.checks import check_mean
-from mpgelu.networks.whole import as_function
+from mpgelu.networks.perceptron import as_function
 
 # Entries of the largest temporary: about the size of the cache, and enough work to hide the overhead of calls.
 _CHUNK_ENTRIES = 2**20

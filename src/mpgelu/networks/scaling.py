@@ -61,8 +61,7 @@ class FeatureScale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the scaled and limited features, ``(rows, n)``, in the dtype of x."""
-        z = self._scaled(x)
-        return z / torch.sqrt(1 + (z / self.limit.to(x)).square())
+        return smoothly_limited(self._scaled(x), self.limit.to(x))
 
     def extrapolation(self, x: Tensor) -> Tensor:
         r"""Return the variance due to the distance of features from the training data, in units of the scaled target.
@@ -85,3 +84,8 @@ class FeatureScale(nn.Module):
     def _scaled(self, x: Tensor) -> Tensor:
         """Return the standardised features, clipped so that their squares are finite in float32."""
         return ((x - self.center.to(x)) / self.scale.to(x)).clamp(-FARTHEST, FARTHEST)
+
+
+def smoothly_limited(z: Tensor, limit: Tensor | float) -> Tensor:
+    r"""Return :math:`z / \sqrt{1 + (z / l)^2}`, which is about z near zero and always between -l and l."""
+    return z / torch.sqrt(1 + (z / limit).square())

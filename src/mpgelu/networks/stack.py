@@ -15,11 +15,11 @@ from mpgelu.layers import Dropout, GaussianLinear
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moments
 from mpgelu.native import perceptron, plain
 from mpgelu.networks import batched
-from mpgelu.networks.description import Description, build, check_describable
+from mpgelu.networks.description import Description, build, describe
 from mpgelu.networks.headed import HeadedNetworks, headed_form
+from mpgelu.networks.perceptron import arrays_of, known_perceptron, run_whole
 from mpgelu.networks.plain import plain_form
 from mpgelu.networks.prepared import Prepared
-from mpgelu.networks.whole import arrays_of, known_perceptron, run_whole
 from mpgelu.visibility import values_are_visible
 
 
@@ -158,7 +158,7 @@ class Stack(nn.Module):
         Raises:
             InputError: A layer is of a type that is not registered.
         """
-        return check_describable("Stack", self._skeleton[0])
+        return describe(self._skeleton[0], "Stack")
 
     def _whole(self, value: Any) -> DiagonalMoments | FullMoments | None:
         """Return the moments of the outputs by one call of a kernel, or ``None`` if none is applicable."""

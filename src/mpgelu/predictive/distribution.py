@@ -14,7 +14,7 @@ from torch import Tensor
 from mpgelu.errors import InputError
 from mpgelu.predictive.checks import as_tensor, check_broadcast, check_floats, needs_gradient
 from mpgelu.predictive.distances import mean_absolute, mean_absolute_difference
-from mpgelu.predictive.nodes import heteroscedastic_components
+from mpgelu.predictive.nodes import NODES, heteroscedastic_components
 from mpgelu.predictive.quantiles import bisected, quantiles
 from mpgelu.rules import normal
 from mpgelu.visibility import values_are_visible
@@ -83,7 +83,7 @@ class Predictive:
         return Predictive(mean[..., None], variances, mean.new_zeros(1), mean, epistemic, aleatoric)
 
     @staticmethod
-    def heteroscedastic(mean: Tensor, covariance: Tensor, nodes: int = 32) -> Predictive:
+    def heteroscedastic(mean: Tensor, covariance: Tensor, nodes: int = NODES) -> Predictive:
         r"""Return the distribution of :math:`y \mid h \sim N(h_1, e^{h_2})` with :math:`h \sim N(E, S)`.
 
         .. math:: p(y) = \int N\Big(y;\ E_1 + \frac{S_{12}}{S_{22}} (h_2 - E_2),\

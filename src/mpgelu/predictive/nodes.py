@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+NODES = 32  # components of a mixture over an uncertain noise variance, unless a caller asks for fewer
+
 
 def normal_nodes(count: int, like: Tensor) -> tuple[Tensor, Tensor]:
     r"""Return nodes and log weights for an expectation over :math:`z \sim N(0, 1)`, ``(count,)`` each.

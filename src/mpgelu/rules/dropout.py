@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
@@ -10,7 +9,8 @@ import torch
 from torch import Tensor
 
 from mpgelu.errors import MissingRuleError
-from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
+from mpgelu.moments import FullMoments, Moments
+from mpgelu.rules.scale import rescale
 
 
 def dropout(value: Any, rate: Tensor | float, rescale: bool = True) -> Any:
@@ -68,14 +68,6 @@ def _(value: Tensor, gain: Tensor | float, noise: Tensor | float) -> Tensor:
 
 
 @multiply.register
-def _(value: DiagonalMoments, gain: Tensor | float, noise: Tensor | float) -> DiagonalMoments:
-    second = value.variance + value.mean.square()
-    return DiagonalMoments(
-        value.mean * gain, value.variance * (gain * gain) + second * noise, event_dims=value.event_dims
-    )
-
-
-@multiply.register
 def _(value: FullMoments, gain: Tensor | float, noise: Tensor | float) -> FullMoments:
     gain = torch.as_tensor(gain, dtype=value.mean.dtype, device=value.mean.device)
     gains = gain * gain if gain.dim() == 0 else gain.unsqueeze(-1) * gain
@@ -84,15 +76,8 @@ def _(value: FullMoments, gain: Tensor | float, noise: Tensor | float) -> FullMo
 
 
 @multiply.register
-def _(value: FactoredMoments, gain: Tensor | float, noise: Tensor | float) -> FactoredMoments:
+def _(value: Moments, gain: Tensor | float, noise: Tensor | float) -> Moments:
     gains = torch.as_tensor(gain, dtype=value.mean.dtype, device=value.mean.device).expand(value.features)
-    residual = (value.variance + value.mean.square()) * noise
-    if value.residual is not None:
-        residual = residual + value.residual * (gain * gain)
-    return replace(
-        value,
-        mean=value.mean * gain,
-        blocks=value.map_blocks(lambda block: block.scaled(gains)),
-        residual=residual,
-        merged=value.residual_sources,
-    )
+    second = value.variance + value.mean.square()
+    masked: Moments = rescale(value, value.mean * gain, gains, second * noise)
+    return masked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import singledispatch
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mpgelu.errors import MissingRuleError
-from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moments
+from mpgelu.moments import Moments
 from mpgelu.rules.scale import rescale
 
 _NODES, _REACH = 96, 6.5  # of the trapezoidal rule, in standard deviations
@@ -29,9 +28,9 @@ class Fit(NamedTuple):
         rest: Residual variance :math:`\operatorname{Var} e \ge 0`.
     """
 
-    mean: Tensor  # E f(h)
-    gain: Tensor  # g = E f'(h), by Stein's lemma
-    rest: Tensor  # Var e >= 0
+    mean: Tensor
+    gain: Tensor
+    rest: Tensor
 
 
 class Activation:
@@ -45,7 +44,7 @@ class Activation:
             concentrated there.
     """
 
-    width = 1.0  # length around zero over which the function bends; beyond it is close to straight
+    width = 1.0
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the function of every entry of x."""
@@ -140,23 +139,10 @@ def _(value: Tensor, activation: Activation) -> Tensor:
     return activation(value)
 
 
-@elementwise.register(DiagonalMoments)
-@elementwise.register(FullMoments)
-def _(value: DiagonalMoments | FullMoments, activation: Activation) -> Moments:
-    return _fitted(value, activation)
-
-
 @elementwise.register
-def _(value: FactoredMoments, activation: Activation) -> Moments:
-    return replace(value, mean=activation(value.mean)) if is_certain(value) else _fitted(value, activation)
-
-
-def is_certain(value: FactoredMoments) -> bool:
-    """Return whether factored moments have no randomness, in which case an elementwise function adds none."""
-    return len(value.blocks) == 0 and value.residual is None
-
-
-def _fitted(value: Moments, activation: Activation) -> Moments:
-    """Apply the best linear fit of an activation to the covariance."""
+def _(value: Moments, activation: Activation) -> Moments:
+    if value.is_certain:  # the function of a known value has no variance to fit
+        known: Moments = rescale(value, activation(value.mean), torch.ones_like(value.mean))
+        return known
     fitted: Moments = rescale(value, *activation.fit(value.mean, value.variance), row_wise=True)
     return fitted

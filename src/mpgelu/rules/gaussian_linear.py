@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mpgelu.errors import MissingRuleError
-from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
+from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moments
 from mpgelu.moments.products import linear_map
 from mpgelu.rules.linear import linear
 
@@ -55,7 +55,7 @@ def _(
     value: DiagonalMoments, weight: Tensor, weight_variance: Tensor, bias: Tensor | None, bias_variance: Tensor | None
 ) -> DiagonalMoments:
     moments: DiagonalMoments = linear(value, weight, bias)
-    return replace(moments, variance=moments.variance + _from_weights(value, weight_variance, bias_variance))
+    return replace(moments, variance=moments.variance + variance_of_weights(value, weight_variance, bias_variance))
 
 
 @gaussian_linear.register
@@ -63,7 +63,7 @@ def _(
     value: FullMoments, weight: Tensor, weight_variance: Tensor, bias: Tensor | None, bias_variance: Tensor | None
 ) -> FullMoments:
     moments: FullMoments = linear(value, weight, bias)
-    added = torch.diag_embed(_from_weights(value, weight_variance, bias_variance))
+    added = torch.diag_embed(variance_of_weights(value, weight_variance, bias_variance))
     return replace(moments, covariance=moments.covariance + added)
 
 
@@ -72,14 +72,12 @@ def _(
     value: FactoredMoments, weight: Tensor, weight_variance: Tensor, bias: Tensor | None, bias_variance: Tensor | None
 ) -> FactoredMoments | FullMoments:
     moments: FactoredMoments | FullMoments = linear(value, weight, bias)
-    added = _from_weights(value, weight_variance, bias_variance)
+    added = variance_of_weights(value, weight_variance, bias_variance)
     if isinstance(moments, FullMoments):  # the linear rule found the dense form cheaper
         return replace(moments, covariance=moments.covariance + torch.diag_embed(added))
     return replace(moments, residual=added)
 
 
-def _from_weights(
-    value: DiagonalMoments | FullMoments | FactoredMoments, weight_variance: Tensor, bias_variance: Tensor | None
-) -> Tensor:
+def variance_of_weights(value: Moments, weight_variance: Tensor, bias_variance: Tensor | None) -> Tensor:
     """Return the variance that the random weights add to each output, ``(*batch, outputs)``."""
     return linear_map(value.mean.square() + value.variance, weight_variance, bias_variance)

@@ -10,7 +10,7 @@ from torch import Tensor
 from mpgelu.errors import MissingRuleError
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
 from mpgelu.rules.activations import Rectifier
-from mpgelu.rules.elementwise import elementwise, is_certain
+from mpgelu.rules.elementwise import elementwise
 from mpgelu.rules.mpgelu import keep_probability
 from mpgelu.rules.relu import check_covariance, relu
 
@@ -70,7 +70,7 @@ def _(
     value: FactoredMoments, negative_slope: float = 0.01, covariance: Covariance = "exact"
 ) -> FactoredMoments | FullMoments:
     check_covariance("leaky_relu", covariance, Covariance)
-    if covariance == "gain" or is_certain(value):
+    if covariance == "gain" or value.is_certain:
         fitted: FactoredMoments = elementwise(value, Rectifier(negative_slope))
         return fitted
     full: FullMoments = leaky_relu(FullMoments.from_moments(value), negative_slope)

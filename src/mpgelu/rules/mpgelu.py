@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
@@ -10,8 +9,9 @@ import torch
 from torch import Tensor
 
 from mpgelu.errors import MissingRuleError
-from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
+from mpgelu.moments import DiagonalMoments, Moments
 from mpgelu.rules.normal import cdf, standardise
+from mpgelu.rules.scale import rescale
 
 
 @singledispatch
@@ -58,28 +58,9 @@ def _(value: DiagonalMoments) -> DiagonalMoments:
 
 
 @mpgelu.register
-def _(value: FullMoments) -> FullMoments:
-    keep, mean, added = _mask(value.mean, value.variance)
-    covariance = value.covariance * keep.unsqueeze(-1) * keep.unsqueeze(-2)
-    return FullMoments(mean, covariance + torch.diag_embed(added))
-
-
-@mpgelu.register
-def _(value: FactoredMoments) -> FactoredMoments:
-    keep, mean, residual = _mask(value.mean, value.variance)
-    if value.residual is not None:
-        residual = torch.addcmul(residual, keep * keep, value.residual)
-    return replace(
-        value,
-        mean=mean,
-        blocks=value.map_blocks(lambda block: block.scaled(keep, row_wise=True)),
-        residual=residual,
-        merged=value.residual_sources,
-    )
-
-
-def _mask(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return keep-probability, mean after the mask, and the variance that the mask adds, ``k (1 - k)(v + m^2)``."""
-    keep = keep_probability(mean, variance)
-    after, kept = keep * mean, keep * variance
-    return keep, after, torch.addcmul((1 - keep) * kept, after, mean - after)
+def _(value: Moments) -> Moments:
+    keep = keep_probability(value.mean, value.variance)
+    mean, kept = keep * value.mean, keep * value.variance
+    added = torch.addcmul((1 - keep) * kept, mean, value.mean - mean)  # k (1 - k)(v + m^2) without cancellation
+    masked: Moments = rescale(value, mean, keep, added, row_wise=True)
+    return masked

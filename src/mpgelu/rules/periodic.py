@@ -14,7 +14,6 @@ from torch import Tensor
 from mpgelu.errors import InputError, MissingRuleError
 from mpgelu.moments import Block, DiagonalMoments, FactoredMoments, FullMoments
 from mpgelu.moments.products import full_precision
-from mpgelu.rules.elementwise import is_certain
 
 
 @singledispatch
@@ -78,7 +77,7 @@ def _(value: FullMoments, frequency: Tensor, phase: Tensor, weight: Tensor) -> F
 
 @periodic.register
 def _(value: FactoredMoments, frequency: Tensor, phase: Tensor, weight: Tensor) -> FactoredMoments | FullMoments:
-    if is_certain(value):
+    if value.is_certain:
         return replace(value, mean=periodic(value.mean, frequency, phase, weight))
     if value.blocks and value.max_rank != math.inf:
         full: FullMoments = periodic(FullMoments.from_moments(value), frequency, phase, weight)
@@ -113,9 +112,9 @@ class EmbeddingFit(NamedTuple):
         rest: Covariance of e in float64, ``(*batch, groups, size d, size d)`` for groups of ``size`` features.
     """
 
-    mean: Tensor  # (*batch, n, 1 + d)
-    gain: Tensor  # (*batch, n, 1 + d)
-    rest: Tensor  # Cov e in float64, (*batch, groups, features d, features d), features being those of a group
+    mean: Tensor
+    gain: Tensor
+    rest: Tensor
 
     @property
     def added(self) -> Tensor:

@@ -37,9 +37,7 @@ def _(value: Tensor, gain: Tensor | float) -> Tensor:
     return value * gain
 
 
-@scale.register(DiagonalMoments)
-@scale.register(FullMoments)
-@scale.register(FactoredMoments)
+@scale.register
 def _(value: Moments, gain: Tensor | float) -> Moments:
     gain = torch.as_tensor(gain, dtype=value.mean.dtype, device=value.mean.device)
     row_wise = gain.dim() > 1
@@ -98,8 +96,8 @@ def _(
     blocks = value.map_blocks(lambda block: block.scaled(gain, row_wise))
     residual = added
     if value.residual is not None:
-        residual = value.residual * gain.square()
-        residual = residual if added is None else residual + added
+        square = gain.square()
+        residual = value.residual * square if added is None else torch.addcmul(added, square, value.residual)
     return replace(value, mean=mean, blocks=blocks, residual=residual, merged=value.residual_sources)
 
 

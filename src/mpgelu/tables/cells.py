@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from mpgelu.errors import DataError
+
+Missing = Literal["impute", "error"]  # treatment of missing cells: fill them, or refuse the table
 
 MISSING = frozenset(
     ["", "?", "NA", "N/A", "n/a", "#N/A", "#NA", "<NA>", "NaN", "nan", "-nan", "NULL", "null", "None", "NaT"]
@@ -108,10 +110,14 @@ class Cells:
             CellError: As in :meth:`numbers`, or a cell is missing.
         """
         numbers = self.numbers()
+        self.check_complete("leave out the row")
+        return numbers
+
+    def check_complete(self, remedy: str) -> None:
+        """Raise a :class:`CellError` that offers a remedy if a cell is missing."""
         if self.missing.any():
             row = int(self.rows[np.flatnonzero(self.missing)[0]])
-            raise CellError("missing value; fill it in, or leave out the row", self.name, row)
-        return numbers
+            raise CellError(f"missing value; fill it in, or {remedy}", self.name, row)
 
     def targets(self) -> NDArray[np.float64]:
         """Return the values of a target column, NaN where missing.

@@ -58,20 +58,6 @@ class Numeric:
     highest: float = math.inf
     counts: bool = False
 
-    @classmethod
-    def learn(cls, cells: Cells) -> Numeric:
-        """Return the encoding of a training column.
-
-        Raises:
-            CellError: The numbers are dates.
-        """
-        numbers = cells.numbers()[~cells.missing]
-        if are_dates(numbers):
-            raise cells.date_error(f"{numbers[0]:.0f}")
-        missing = bool(cells.missing.sum() >= FEWEST_OF_KIND)
-        span = float(numbers.min()), float(numbers.max())
-        return cls(cells.name, float(np.median(numbers)), missing, *span, _could_count_rows(numbers))
-
     @property
     def features(self) -> list[str]:
         """Names of the features of this column."""
@@ -112,24 +98,19 @@ class Categorical:
     rare: tuple[str, ...] | None = None
 
     @classmethod
-    def learn(cls, cells: Cells) -> Categorical:
-        """Return the encoding of a training column."""
-        counts = cells.categories()[~cells.missing].value_counts()
-        return cls.counted(cells.name, dict(zip(map(str, counts.index), counts, strict=True)), int(cells.missing.sum()))
-
-    @classmethod
-    def counted(cls, name: str, counts: Mapping[str, int], missing: int) -> Categorical:
+    def counted(cls, name: str, counts: Mapping[str, int], missing: int, forgotten: bool) -> Categorical:
         """Return the encoding of a column from the number of cells of each category.
 
         Args:
             name: Name of the column.
             counts: Number of cells of each category, in descending order.
             missing: Number of missing cells.
+            forgotten: Whether there were further categories, which occurred once.
         """
         names, frequent = tuple(counts), sum(count >= FEWEST_OF_KIND for count in counts.values())
         frequent = min(frequent, _MOST_CATEGORIES)
-        rare = names[frequent:] if len(names) <= _MOST_REMEMBERED else None
-        return cls(name, names[:frequent], frequent < len(names), missing >= FEWEST_OF_KIND, rare)
+        rare = names[frequent:] if len(names) <= _MOST_REMEMBERED and not forgotten else None
+        return cls(name, names[:frequent], frequent < len(names) or forgotten, missing >= FEWEST_OF_KIND, rare)
 
     @property
     def features(self) -> list[str]:
@@ -179,10 +160,3 @@ def are_dates(numbers: Matrix) -> bool:
         return False
     dates = pd.to_datetime(pd.Series(numbers).astype("int64").astype("str"), format="%Y%m%d", errors="coerce")
     return bool((numbers % 1 == 0).all() and dates.notna().all())
-
-
-def _could_count_rows(numbers: Matrix) -> bool:
-    """Return whether the numbers are whole, distinct, and of a range about as long as the table."""
-    rows = len(numbers)
-    close = rows >= COUNTED_ROWS and np.ptp(numbers) < 2 * rows
-    return bool(close and (numbers % 1 == 0).all() and len(np.unique(numbers)) == rows)

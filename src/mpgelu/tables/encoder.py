@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self, get_args
 
 import numpy as np
 import pandas as pd
 
 from mpgelu.errors import DataError, InputError, closest
 from mpgelu.storage.schema import Optional, checked
-from mpgelu.tables.cells import CellError, Cells
+from mpgelu.tables.cells import Cells, Missing
 from mpgelu.tables.columns import Categorical, Encoded, Numeric
-
-Missing = Literal["impute", "error"]
-
-HARDLY_TWICE = "hardly a text in it occurs twice, as in a column of names or numbers of the rows"
+from mpgelu.tables.survey import REMEDY, Survey
 
 
 @dataclass(frozen=True)
@@ -70,28 +67,9 @@ class TableEncoder:
         if missing not in get_args(Missing):
             raise InputError(f"`missing`: must be 'impute' or 'error', got {missing!r}")
         frame = with_plain_names(frame)
-        drop, categorical = set(drop), set(categorical)
-        columns: list[Numeric | Categorical] = []
-        dropped: dict[str, str] = {}
-        seen: dict[bytes, str] = {}
-        for name in map(str, frame):
-            if name in drop:
-                dropped[name] = "as asked"
-                continue
-            cells = Cells.of(frame[name])
-            if missing == "error":
-                refuse_missing(cells)
-            reason = _constant(cells) or _copy(cells, name in categorical, seen)
-            column: Numeric | Categorical | None = None
-            if reason is None:
-                column = _column(cells, name in categorical)
-                if isinstance(column, Categorical) and not column.categories:
-                    reason = HARDLY_TWICE
-            if reason is not None:
-                dropped[name] = reason
-            elif column is not None:
-                columns.append(column)
-        return cls(tuple(columns), dropped, missing)
+        survey = Survey(list(map(str, frame)), missing=missing, categorical=set(categorical), drop=set(drop))
+        survey.add(frame)
+        return cls(*survey.encodings(frame), missing)
 
     @property
     def features(self) -> list[str]:
@@ -114,7 +92,7 @@ class TableEncoder:
         for column in self.columns:
             cells = Cells.of(frame[column.name])
             if self.missing == "error":
-                refuse_missing(cells)
+                cells.check_complete(REMEDY)
             blocks.append(column.encode(cells, encoded))
         encoded.X = np.column_stack(blocks)
         return encoded
@@ -197,35 +175,10 @@ _COLUMN: dict[str, dict[str, Any]] = {
 }
 
 
-def _column(cells: Cells, is_categorical: bool) -> Numeric | Categorical:
-    """Return the encoding of one column, categorical if asked for or if its cells are not numbers."""
-    if is_categorical:
-        return Categorical.learn(cells)
-    if not cells.words.any():
-        return Numeric.learn(cells)
-    cells.check_readable()
-    return Categorical.learn(cells)
-
-
-def _constant(cells: Cells) -> str | None:
-    """Return the reason why a column carries no information, or ``None``."""
-    if cells.missing.all():
-        return "is empty"
-    if cells.missing.any() or cells.text.nunique() > 1:
-        return None
-    return f"is {str(cells.text.iloc[0])!r} in every row"
-
-
-def _copy(cells: Cells, is_categorical: bool, seen: dict[bytes, str]) -> str | None:
-    """Return the name of an earlier column of which this one is a copy, or ``None``."""
-    as_text = is_categorical or bool(cells.words.any())
-    content = "\0".join(cells.categories()).encode() if as_text else cells.values.tobytes()
-    first = seen.setdefault(content, cells.name)
-    return None if first == cells.name else f"is a copy of {first!r}"
-
-
-def refuse_missing(cells: Cells) -> None:
-    """Raise a :class:`CellError` if a cell is missing."""
-    if cells.missing.any():
-        row = int(cells.rows[np.flatnonzero(cells.missing)[0]])
-        raise CellError("missing value; fill it in, or fit with `missing` impute", cells.name, row)
+def check_encoder(encoder: TableEncoder, target: str) -> None:
+    """Raise a :class:`DataError` if no column is left to predict the target from."""
+    if not encoder.columns and not encoder.dropped:
+        raise DataError(f"no column beside the target {target!r}; a model needs something to predict from")
+    if not encoder.columns:
+        reasons = "; ".join(f"{name!r} {reason}" for name, reason in encoder.dropped.items())
+        raise DataError(f"no column is left to predict from: {reasons}")

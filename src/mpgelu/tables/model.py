@@ -26,9 +26,10 @@ from mpgelu.networks import Parts, parts_of
 from mpgelu.predictive import Predictive
 from mpgelu.storage.arrays import one_line, read_arrays, write_arrays
 from mpgelu.storage.schema import Count, Optional, checked
+from mpgelu.tables.cells import Missing
 from mpgelu.tables.columns import Encoded
 from mpgelu.tables.dataset import Dataset
-from mpgelu.tables.encoder import Missing, TableEncoder
+from mpgelu.tables.encoder import TableEncoder
 from mpgelu.tables.evaluation import Evaluation
 from mpgelu.tables.preparation import prepare, read_target, split
 from mpgelu.tables.streaming import StreamedTable, TableSource, is_streamed, surveyed

@@ -9,10 +9,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from mpgelu.errors import DataError, InputError
-from mpgelu.tables.cells import Cells
-from mpgelu.tables.encoder import Missing, TableEncoder, with_plain_names
+from mpgelu.tables.cells import Cells, Missing
+from mpgelu.tables.encoder import TableEncoder, check_encoder, with_plain_names
 from mpgelu.tables.source import check_column
-from mpgelu.tables.survey import check_encoder
 
 FEWEST_ROWS = 10
 

@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 from mpgelu.errors import DataError, InputError
 from mpgelu.estimators.hashing import uniform
 from mpgelu.estimators.recipe import Block
-from mpgelu.tables.cells import Cells
+from mpgelu.tables.cells import Cells, Missing
 from mpgelu.tables.columns import Numeric
 from mpgelu.tables.dataset import Dataset
-from mpgelu.tables.encoder import Missing, TableEncoder
+from mpgelu.tables.encoder import TableEncoder, check_encoder
+from mpgelu.tables.sampling import Reservoir, RunningStatistics
 from mpgelu.tables.source import check_column
-from mpgelu.tables.survey import Reservoir, RunningStatistics, Survey, check_encoder
+from mpgelu.tables.survey import Survey
 
 MOST_ROWS_IN_MEMORY = 1_000_000
 MOST_CELLS_IN_MEMORY = 50_000_000  # rows times columns; training on them takes about 4 GB
@@ -186,7 +187,7 @@ def surveyed(
                 reservoir.add(frame, part == number)
             survey.add(_rows(frame, known & (part != _HELD)))
         _check_target(statistics, target)
-        encoder = survey.encoder(reservoirs[_TRAINED].frame())
+        encoder = TableEncoder(*survey.encodings(reservoirs[_TRAINED].frame()), missing)
     check_encoder(encoder, target)
     held, calibration, trained = (_encoded(reservoir.frame(), target, encoder) for reservoir in reservoirs)
     seconds = time.monotonic() - started

@@ -1,4 +1,4 @@
-"""Statistics of a table that is read once in parts: types and ranges of columns, scale of the target, samples."""
+"""The encoding of columns from statistics of their cells, which are read once, as a whole or in parts."""
 
 from __future__ import annotations
 
@@ -13,104 +13,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from mpgelu.errors import DataError
-from mpgelu.estimators.hashing import uniform
-from mpgelu.tables.cells import LARGEST, CellError, Cells
+from mpgelu.tables.cells import LARGEST, CellError, Cells, Missing
 from mpgelu.tables.columns import COUNTED_ROWS, FEWEST_OF_KIND, Categorical, Numeric, are_dates
-from mpgelu.tables.encoder import HARDLY_TWICE, Missing, TableEncoder, refuse_missing
 
 _MOST_TEXTS = 100_000  # distinct texts that are counted; beyond this number, texts that occurred once are discarded
 _MOST_EXAMPLES = 200  # distinct words of a column that are kept for error messages
-
-
-@dataclass
-class RunningStatistics:
-    r"""Number, mean, sum of squared deviations and range of numbers that arrive in parts.
-
-    A part of k numbers with mean m and sum of squared deviations q updates the first n numbers by
-    (Chan, Golub and LeVeque, 1983)
-
-    .. math:: \mu \leftarrow \mu + \frac{k}{n + k} (m - \mu), \qquad
-        Q \leftarrow Q + q + \frac{n k}{n + k} (m - \mu)^2,
-
-    which does not cancel, unlike the difference of sums of squares.
-
-    Attributes:
-        count: Number of values.
-        mean: Their mean.
-        squares: Sum of their squared deviations from the mean.
-        lowest: Smallest value.
-        highest: Largest value.
-    """
-
-    count: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-    lowest: float = math.inf
-    highest: float = -math.inf
-
-    def add(self, values: NDArray[np.float64]) -> None:
-        """Add a part, ``(k,)``."""
-        if not len(values):
-            return
-        mean, count = float(values.mean()), self.count + len(values)
-        shift = mean - self.mean
-        self.squares += float(np.square(values - mean).sum()) + shift * shift * self.count * len(values) / count
-        self.mean += shift * len(values) / count
-        self.count = count
-        self.lowest, self.highest = min(self.lowest, float(values.min())), max(self.highest, float(values.max()))
-
-    @property
-    def stddev(self) -> float:
-        """Standard deviation of all values, with the divisor n."""
-        return math.sqrt(self.squares / self.count)
-
-
-class Reservoir:
-    """A uniform random sample of rows without replacement: those with the smallest random keys.
-
-    The key of a row is a hash of its number and the seed. The sample therefore does not depend on the order and the
-    parts in which the rows arrive.
-
-    Args:
-        most: Largest number of rows in the sample.
-        seed: Seed of the keys.
-    """
-
-    def __init__(self, most: int, seed: int) -> None:
-        self.most, self.seed = most, seed
-        self._parts: list[pd.DataFrame] = []
-        self._keys: list[NDArray[np.float64]] = []
-        self._limit, self._held = 1.0, 0
-
-    def add(self, frame: pd.DataFrame, offered: NDArray[np.bool_] | bool = True) -> None:
-        """Add rows to those that are sampled.
-
-        Args:
-            frame: The rows; the index contains their numbers.
-            offered: Whether each row may be sampled.
-        """
-        keys = uniform(frame.index.to_numpy(), self.seed)
-        chosen = (keys < self._limit) & offered
-        if chosen.any() or not self._parts:
-            self._parts.append(frame[chosen])
-            self._keys.append(keys[chosen])
-        self._held += int(chosen.sum())
-        if self._held > 2 * self.most:
-            self._reduce()
-
-    def frame(self) -> pd.DataFrame:
-        """Return the sample in the order of the row numbers."""
-        self._reduce()
-        return self._parts[0].sort_index()
-
-    def _reduce(self) -> None:
-        """Discard all rows but those with the smallest keys."""
-        keys, frame = np.concatenate(self._keys), pd.concat(self._parts)
-        if len(keys) > self.most:
-            self._limit = float(np.partition(keys, self.most)[self.most])
-            frame, keys = frame[keys < self._limit], keys[keys < self._limit]
-        self._parts, self._keys, self._held = [frame], [keys], len(keys)
+REMEDY = "fit with `missing` impute"  # for missing cells that are refused
+_HARDLY_TWICE = "hardly a text in it occurs twice, as in a column of names or numbers of the rows"
 
 
 @dataclass
@@ -220,24 +129,23 @@ class ColumnSurvey:
             sample: Cells of a sample of the rows, from which the median is estimated; everything else is exact.
 
         Raises:
-            CellError: The column consists of dates, or has words among numbers; as in :meth:`TableEncoder.learn`.
+            CellError: The column consists of dates, has words among its numbers, or a number that is too large.
         """
         if self.as_text:
             if not self.is_categorical:
                 self._check_readable()
-            return Categorical.counted(self.name, dict(self.texts.most_common()), self.missing)
+            return Categorical.counted(self.name, dict(self.texts.most_common()), self.missing, self.forgotten)
+        numbers = sample.numbers()[~sample.missing]  # which raises for a number that is too large, and names its row
         if max(abs(self.lowest), abs(self.highest)) > LARGEST:
             raise CellError("holds a number that is infinite or too large; put finite numbers there", self.name)
         if self.dates:
-            raise sample.date_error(f"{self.lowest:.0f}")
-        numbers = sample.values[~sample.missing]
+            raise sample.date_error(f"{numbers[0] if len(numbers) else self.lowest:.0f}")
         median = float(np.median(numbers)) if len(numbers) else self.lowest
-        span = self.highest - self.lowest
-        counts = self.whole and COUNTED_ROWS <= self.rows - 1 <= span < 2 * self.rows
-        is_number_of_row = counts and len(np.unique(numbers)) == len(numbers)
-        return Numeric(
-            self.name, median, self.missing >= FEWEST_OF_KIND, self.lowest, self.highest, bool(is_number_of_row)
-        )
+        present, span = self.rows - self.missing, self.highest - self.lowest
+        counts = self.whole and present >= COUNTED_ROWS and present - 1 <= span < 2 * present
+        is_number_of_row = bool(counts and len(np.unique(numbers)) == len(numbers))
+        indicator = self.missing >= FEWEST_OF_KIND
+        return Numeric(self.name, median, indicator, self.lowest, self.highest, is_number_of_row)
 
     def _check_readable(self) -> None:
         """Raise a :class:`CellError` if the words are probably not meant as categories; see :class:`Cells`."""
@@ -250,7 +158,7 @@ class ColumnSurvey:
 
 
 class Survey:
-    """Statistics of all columns but the target, from which the encoder is determined after one pass over the rows.
+    """Statistics of all columns but the target, from which the encoding is determined after one pass over the rows.
 
     Args:
         names: Names of the columns without the target.
@@ -262,7 +170,7 @@ class Survey:
     def __init__(
         self, names: Collection[str], *, missing: Missing, categorical: Collection[str], drop: Collection[str]
     ) -> None:
-        self.missing = missing
+        self.names, self.missing = names, missing
         self.dropped = {name: "as asked" for name in names if name in drop}
         self.columns = [ColumnSurvey(name, name in categorical) for name in names if name not in drop]
 
@@ -275,14 +183,14 @@ class Survey:
         for column in self.columns:
             cells = Cells.of(frame[column.name])
             if self.missing == "error":
-                refuse_missing(cells)
+                cells.check_complete(REMEDY)
             column.add(cells)
 
-    def encoder(self, sample: pd.DataFrame) -> TableEncoder:
-        """Return the encoder that :meth:`TableEncoder.learn` would return for all rows, with approximate medians.
+    def encodings(self, sample: pd.DataFrame) -> tuple[tuple[Numeric | Categorical, ...], dict[str, str]]:
+        """Return the encodings of the used columns, and the reasons why others are not used.
 
         Args:
-            sample: A sample of the rows, from which medians are estimated.
+            sample: A sample of the rows, or all of them; medians are those of the sample.
 
         Raises:
             CellError: As in :meth:`TableEncoder.learn`.
@@ -297,18 +205,9 @@ class Survey:
             if reason is None:
                 column = found.column(Cells.of(sample[found.name]))
                 if isinstance(column, Categorical) and not column.categories:
-                    reason = HARDLY_TWICE
+                    reason = _HARDLY_TWICE
                 else:
                     columns.append(column)
             if reason is not None:
                 dropped[found.name] = reason
-        return TableEncoder(tuple(columns), dropped, self.missing)
-
-
-def check_encoder(encoder: TableEncoder, target: str) -> None:
-    """Raise a :class:`DataError` if no column is left to predict the target from."""
-    if not encoder.columns and not encoder.dropped:
-        raise DataError(f"no column beside the target {target!r}; a model needs something to predict from")
-    if not encoder.columns:
-        reasons = "; ".join(f"{name!r} {reason}" for name, reason in encoder.dropped.items())
-        raise DataError(f"no column is left to predict from: {reasons}")
+        return tuple(columns), {name: dropped[name] for name in self.names if name in dropped}

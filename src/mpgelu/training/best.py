@@ -38,8 +38,7 @@ class Best:
         self.seen.append(losses)
         kept = self.state or [p.detach().clone() for p in self.parameters]
         self.state = [
-            torch.where(better.reshape((*self.models, *[1] * (p.dim() - len(self.models)))), p.detach(), old)
-            for p, old in zip(self.parameters, kept, strict=True)
+            torch.where(aligned(better, p), p.detach(), old) for p, old in zip(self.parameters, kept, strict=True)
         ]
 
     @property
@@ -66,3 +65,8 @@ class Best:
         with torch.no_grad():
             for p, state in zip(self.parameters, self.state, strict=bool(self.state)):
                 p.copy_(state)
+
+
+def aligned(per_model: Tensor, p: Tensor) -> Tensor:
+    """Return a value for each model, ``(*models,)``, in a shape that broadcasts against a parameter of a stack."""
+    return per_model.reshape((*per_model.shape, *[1] * (p.dim() - per_model.dim())))

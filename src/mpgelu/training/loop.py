@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mpgelu import native
 from mpgelu.errors import InputError
 from mpgelu.moments import FactoredMoments, Moments, moments_of
-from mpgelu.networks.whole import as_function, warn_if_slow
+from mpgelu.networks.perceptron import as_function, warn_if_slow
 from mpgelu.training.best import Best
 from mpgelu.training.checkpoint import Checkpoint
 from mpgelu.training.data import Data, Loader, Rows, all_rows, is_whole, source

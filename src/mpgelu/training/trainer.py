@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mpgelu.errors import InputError, TrainingError
+from mpgelu.training.best import aligned
 from mpgelu.training.distributed import ManyProcesses, OneProcess
 
 _MOST_RECOVERIES = 20
@@ -154,7 +155,7 @@ class Trainer:
             self._scale_gradients((self.clip / (norms + 1e-12)).clamp_max(1))
         if not self.good.all():
             for p in self.parameters:
-                p.grad = torch.where(self._align(self.good, p), _gradient(p), 0)
+                p.grad = torch.where(aligned(self.good, p), _gradient(p), 0)
             for p in self.shared:
                 p.grad = torch.zeros_like(p)
         self.losses_seen = torch.where(self.good, losses, torch.nan)
@@ -170,7 +171,7 @@ class Trainer:
         self.step_scale = torch.where(bad, self.step_scale / 2, self.step_scale)
         with torch.no_grad():
             for p, snapshot in zip(self.parameters, self._snapshot, strict=True):
-                p.copy_(torch.where(self._align(bad, p), snapshot, p))
+                p.copy_(torch.where(aligned(bad, p), snapshot, p))
         if isinstance(self.optimizer, torch.optim.LBFGS):
             self.optimizer.state.clear()  # its directions and gradients are those of steps that were undone
         which = f" of {int(bad.sum())} of {bad.numel()} models" if self.models else ""
@@ -191,22 +192,18 @@ class Trainer:
         """Move the parameters from ``start`` by only a fraction ``scale`` of the step that was taken."""
         with torch.no_grad():
             for p, before in zip(self.parameters, start, strict=True):
-                p.copy_(torch.lerp(before, p, self._align(scale, p).to(p)))
+                p.copy_(torch.lerp(before, p, aligned(scale, p).to(p)))
 
     def _scale_gradients(self, scale: Tensor) -> None:
         """Multiply the gradients of each model by a factor, ``(*models,)``."""
         for p in self.parameters:
-            _gradient(p).mul_(self._align(scale, p).to(p))
+            _gradient(p).mul_(aligned(scale, p).to(p))
 
     def _norm(self, p: nn.Parameter) -> Tensor:
         """Return the norm of the gradient of each model, ``(*models,)``."""
         gradient = _gradient(p).reshape(*self.models, -1)
         norm: Tensor = torch.linalg.vector_norm(gradient, dim=-1, dtype=torch.float64)
         return norm
-
-    def _align(self, per_model: Tensor, p: Tensor) -> Tensor:
-        """Return a value for each model, in a shape that broadcasts against a parameter."""
-        return per_model.reshape((*self.models, *[1] * (p.dim() - len(self.models))))
 
 
 def _gradient(p: nn.Parameter) -> Tensor:

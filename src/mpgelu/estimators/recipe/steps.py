@@ -13,6 +13,7 @@ from mpgelu.layers import Periodic, Scale
 from mpgelu.likelihoods import Likelihood
 from mpgelu.moments import DiagonalMoments, Moments
 from mpgelu.networks import Stack, is_random
+from mpgelu.training.best import aligned
 
 CLIP = 10.0  # largest norm of the gradient of a network
 _WARM_UP = 0.05  # fraction of the training in which the learning rate grows
@@ -79,7 +80,7 @@ class Steps:
         if finite.all():
             if (scale < 1).any():
                 for gradient in gradients:
-                    gradient.mul_(_aligned(scale, gradient))
+                    gradient.mul_(aligned(scale, gradient).to(gradient))
             self.optimizer.step()
         else:
             self._step_of(finite, gradients, scale)
@@ -95,13 +96,13 @@ class Steps:
             scale: Factor of the gradient of each network, for clipping, ``(networks,)``.
         """
         for gradient in gradients:
-            gradient.copy_(torch.where(_aligned(finite, gradient), gradient * _aligned(scale, gradient), 0))
+            gradient.copy_(torch.where(aligned(finite, gradient), gradient * aligned(scale, gradient).to(gradient), 0))
         kept = [value.clone() for value in self.state().values()]
         self.optimizer.step()
         with torch.no_grad():
             for now, before in zip(self.state().values(), kept, strict=True):
                 if now.dim():  # the number of steps is a scalar that all networks share
-                    now.copy_(torch.where(_aligned(finite, now), now, before))
+                    now.copy_(torch.where(aligned(finite, now), now, before))
 
     def state(self) -> dict[str, Tensor]:
         """Return parameters and state of the optimiser by name; with :attr:`taken` they determine the next steps."""
@@ -201,11 +202,6 @@ def _speeds(architecture: nn.Module) -> dict[str, float]:
         if type(module) in _SPEEDS
         for parameter, _ in module.named_parameters()
     }
-
-
-def _aligned(per_network: Tensor, p: Tensor) -> Tensor:
-    """Return a value for each network, ``(networks,)``, in a shape that broadcasts against a parameter."""
-    return per_network.reshape(-1, *[1] * (p.dim() - 1)).to(p if per_network.is_floating_point() else per_network)
 
 
 def _kl(network: nn.Module) -> Tensor:

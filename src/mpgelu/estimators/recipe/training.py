@@ -31,7 +31,6 @@ _AGREEMENT = 0.01  # nats per row by which exact moments may score below diagona
 _HELD_AT_ONCE = 1024
 _LEAST_WEIGHT = 0.02  # members of a smaller weight are dropped, because they would cost as much as others
 _HEAD_SECONDS, _HEAD_SECONDS_OF_ROW = 1.0, 1.2e-4  # part of a time limit that is reserved for noise and weights
-_REACH = 0.5  # the factor reach of FeatureScale, for rows outside the training data
 
 
 class InterruptedWarning(UserWarning):
@@ -70,7 +69,6 @@ class Trained:
         noise: Noise that was estimated from held-out rows; ``None`` with a likelihood of the user.
         spread: Factor c of the shrinkage of the means towards their average; see :class:`Ensemble`.
         moments: Type of moments that predictions propagate.
-        reach: Factor ``reach`` of :class:`FeatureScale`.
         score: Mean log density of held-out rows, for the scaled target.
         steps: Number of steps of each kind of effort one.
     """
@@ -81,7 +79,6 @@ class Trained:
     noise: NoiseHead | None
     spread: float
     moments: type[Moments]
-    reach: float
     score: float
     steps: int
 
@@ -321,7 +318,7 @@ def _trained(
         taken: Number of steps.
     """
     weights = torch.cat([(w / len(m.stack)).expand(len(m.stack)) for w, m in zip(by_kind, members, strict=True)])
-    return Trained(members, weights, likelihood, noise, spread, moments, _REACH, score, taken)
+    return Trained(members, weights, likelihood, noise, spread, moments, score, taken)
 
 
 def _best_moments(members: list[Member], rows: Rows, likelihood: Likelihood) -> type[Moments]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from mpgelu import native
 from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
 from mpgelu.networks import Stack, network
-from mpgelu.networks.whole import WIDEST
+from mpgelu.networks.perceptron import WIDEST
 from mpgelu.research.bench.measure import in_turns
 from mpgelu.research.bench.sections import FEATURES, RATE, Rows, Settings
 

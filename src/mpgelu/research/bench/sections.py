@@ -18,7 +18,7 @@ from mpgelu.layers import ReLU
 from mpgelu.likelihoods import HeteroscedasticGaussian
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments
 from mpgelu.networks import Nonlinearity, Stack, network, paper_network, propagate
-from mpgelu.networks.whole import as_function
+from mpgelu.networks.perceptron import as_function
 from mpgelu.predictive import Predictive
 from mpgelu.research.bench.baselines import MCDropout, SharedMasks, exact_by_hand, paper_relu
 from mpgelu.research.bench.measure import Timing, in_turns, special_functions
@@ -88,8 +88,8 @@ def _inference_methods(width: int, rows: int, compiled: bool) -> tuple[dict[str,
     """Eager methods, and compiled ones."""
     torch.manual_seed(0)
     x = torch.randn(rows, FEATURES)
-    mpgelu = paper_network(FEATURES, rate=RATE, width=width)
-    relu = paper_network(FEATURES, nonlinearity="relu", rate=RATE, width=width)
+    mpgelu = paper_network(FEATURES, rate=RATE, hidden=(width, width))
+    relu = paper_network(FEATURES, nonlinearity="relu", rate=RATE, hidden=(width, width))
     relu_exact = nn.Sequential(*(ReLU("exact") if isinstance(m, ReLU) else m for m in relu))
     mc = MCDropout(FEATURES, width, 2, RATE)
     networks = {"mpgelu": mpgelu, "relu": relu}
@@ -160,14 +160,14 @@ def training(settings: Settings) -> Rows:
 def _training_methods(width: int, batch: int, compiled: bool) -> dict[str, Run]:
     torch.manual_seed(0)
     x, y = torch.randn(batch, FEATURES), torch.randn(batch)
-    plain = paper_network(FEATURES, rate=RATE, width=width)
+    plain = paper_network(FEATURES, rate=RATE, hidden=(width, width))
     methods: dict[str, Run] = {"deterministic": _step(plain, plain, x, y)}
     for name, nonlinearity, kind in METHODS:
-        trained = paper_network(FEATURES, nonlinearity=nonlinearity, rate=RATE, width=width)
+        trained = paper_network(FEATURES, nonlinearity=nonlinearity, rate=RATE, hidden=(width, width))
         methods[name] = _step(trained, partial(_moments, as_function(trained), kind), x, y)
     sampled = MCDropout(FEATURES, width, 2, RATE).network
     methods["dropout network, one sample"] = _step(sampled, sampled, x, y)
-    relu = paper_network(FEATURES, nonlinearity="relu", rate=RATE, width=width)
+    relu = paper_network(FEATURES, nonlinearity="relu", rate=RATE, hidden=(width, width))
     exact = nn.Sequential(*(ReLU("exact") if isinstance(m, ReLU) else m for m in relu))
     methods["ReLU full, exact"] = _step(exact, partial(_moments, as_function(exact), FactoredMoments), x, y)
     for chunk in sorted({min(chunk, batch) for chunk in PAPER_CHUNKS}):
@@ -176,7 +176,7 @@ def _training_methods(width: int, batch: int, compiled: bool) -> dict[str, Run]:
         torch.compiler.reset()  # of one function only a few versions are kept
         methods["deterministic, compiled"] = _step(plain, torch.compile(plain, fullgraph=True), x, y)
         for name, nonlinearity, kind in METHODS[:2]:
-            network = paper_network(FEATURES, nonlinearity=nonlinearity, rate=RATE, width=width)
+            network = paper_network(FEATURES, nonlinearity=nonlinearity, rate=RATE, hidden=(width, width))
             forward = torch.compile(partial(_moments, network, kind), fullgraph=True)
             methods[f"{name}, compiled"] = _step(network, forward, x, y)
     return methods
@@ -194,7 +194,7 @@ def many_models(settings: Settings) -> Rows:
     """Steps per second of eighty small networks, trained as one stack and one by one."""
     count, batch, width = (4, 32, 8) if settings.quick else (80, 256, 20)
     torch.manual_seed(0)
-    networks = [paper_network(FEATURES, rate=RATE, width=width) for _ in range(count)]
+    networks = [paper_network(FEATURES, rate=RATE, hidden=(width, width)) for _ in range(count)]
     x, y = torch.randn(count, batch, FEATURES), torch.randn(count, batch)
     table: Rows = []
     kinds: dict[str, Kind] = {"diagonal": DiagonalMoments, "exact": FactoredMoments}
@@ -234,7 +234,7 @@ def latency(settings: Settings) -> Rows:
     x = torch.randn(1, FEATURES)
     table: Rows = []
     for width in (20, 100):
-        mpgelu = paper_network(FEATURES, rate=RATE, width=width)
+        mpgelu = paper_network(FEATURES, rate=RATE, hidden=(width, width))
         methods: dict[str, Run] = {
             "deterministic": partial(mpgelu, x),
             "MP-GELU diagonal": partial(_moments, mpgelu, DiagonalMoments, x),
@@ -320,7 +320,7 @@ def counts(settings: Settings) -> Rows:
     x = torch.randn(rows, FEATURES)
     for width in settings.widths[:3]:
         for name, nonlinearity, kind in METHODS:
-            counted = paper_network(FEATURES, nonlinearity=nonlinearity, rate=RATE, width=width)
+            counted = paper_network(FEATURES, nonlinearity=nonlinearity, rate=RATE, hidden=(width, width))
             with torch.no_grad(), native.disabled():
                 found = special_functions(partial(_moments, counted, kind, x))
             per_row = {function: number / rows for function, number in found.items()}

@@ -83,7 +83,6 @@ class Streaming:
             target_scale: Scale of the target.
             features: Raw features of the training rows, or of a sample, for :meth:`Distilling.distill`.
         """
-        scaling.reach.fill_(trained.reach)
         self.ensemble_ = Ensemble(
             trained.stacks,
             trained.weights,

@@ -17,8 +17,9 @@ from mpgelu.estimators.ensemble import Ensemble
 from mpgelu.estimators.measurement import ROWS_AT_ONCE, checked_errors
 from mpgelu.native.threads import job_count, one_thread_each, run_all
 from mpgelu.predictive import Predictive
+from mpgelu.predictive.nodes import NODES
 
-_NODES, _FLOATS = 32, (np.float64, np.float32)
+_FLOATS = (np.float64, np.float32)
 
 Array = NDArray[np.float64]
 
@@ -116,7 +117,7 @@ class Predicting:
         return Predictive.concatenate([p for _, p in self.distributions(X, input_std, rows_at_once=at_once)])
 
     def distributions(
-        self, X: ArrayLike, input_std: ArrayLike | None = None, *, nodes: int = 32, rows_at_once: int | None = None
+        self, X: ArrayLike, input_std: ArrayLike | None = None, *, nodes: int = NODES, rows_at_once: int | None = None
     ) -> Iterator[tuple[slice, Predictive]]:
         """Yield the distributions of the target for chunks of rows, in bounded memory.
 
@@ -152,7 +153,7 @@ class Predicting:
         probabilities = np.atleast_1d(np.asarray(q, dtype=np.float64)).tolist()
         if not all(0 < probability < 1 for probability in probabilities):
             raise InputError(f"predict_quantile: q must lie strictly between 0 and 1, got {q}")
-        (quantiles,) = self._by_chunk(X, input_std, _NODES, lambda p: (p.quantile(probabilities),))
+        (quantiles,) = self._by_chunk(X, input_std, NODES, lambda p: (p.quantile(probabilities),))
         return quantiles if np.ndim(q) else quantiles[:, 0]
 
     def predict_interval(
@@ -175,7 +176,7 @@ class Predicting:
             InputError: The level is out of range, or requires more calibration rows.
         """
         self.check_level(level)
-        nodes = _NODES if self.calibration_scores_ is None else 2
+        nodes = NODES if self.calibration_scores_ is None else 2
         lower, upper = self._by_chunk(X, input_std, nodes, lambda p: self.interval_of(p, level))
         return lower, upper
 

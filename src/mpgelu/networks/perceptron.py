@@ -1,9 +1,10 @@
-"""Moments of perceptrons by one call of a compiled kernel, if a kernel supports the network; otherwise by the rules."""
+"""Recognition of perceptrons, and their moments by one call of a compiled kernel, otherwise by the rules."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,16 +13,74 @@ from torch import Tensor, nn
 from mpgelu import native
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moments
 from mpgelu.native import perceptron
-from mpgelu.networks.description import Description, Perceptron, describe, is_describable, perceptron_of
+from mpgelu.networks.description import Description, description_of
 from mpgelu.rules.dropout import mask_moments
 
 WIDEST = 200  # largest width of a layer for which the kernels of covariances are faster than matrix products
 _RELU: dict[str, perceptron.Nonlinearity] = {"dvi": "relu_dvi", "exact": "relu_exact"}
 
 
+@dataclass(frozen=True)
+class MaskedLinear:
+    """The position of one linear layer in a perceptron, and of the dropout before it.
+
+    Args:
+        name: Name of the linear layer in the network.
+        gaussian: Whether its weights are random.
+        bias: Whether it has a bias.
+        dropout: Name of the dropout layer before it; ``None`` if there is none.
+        rescale: The setting ``rescale`` of the dropout.
+    """
+
+    name: str
+    gaussian: bool
+    bias: bool
+    dropout: str | None
+    rescale: bool
+
+
+@dataclass(frozen=True)
+class Perceptron:
+    """Linear layers with the same nonlinearity between any two of them, and optional dropout before each.
+
+    Args:
+        layers: The linear layers, in order.
+        nonlinearity: The nonlinearity; ``None`` for a single layer.
+    """
+
+    layers: tuple[MaskedLinear, ...]
+    nonlinearity: Description | None
+
+
+def perceptron_of(network: nn.Module) -> Perceptron | None:
+    """Return the structure of a plain perceptron, or ``None`` for any other network."""
+    description = description_of(network)
+    if description is None or description.kind != "Sequential" or any(child.children for child in description.children):
+        return None
+    found: list[MaskedLinear] = []
+    between: list[Description] = []
+    dropout: tuple[str, Description] | None = None
+    after_linear = False
+    for name, layer in description.leaves():
+        if layer.kind == "Dropout" and not after_linear and dropout is None:
+            dropout = name, layer
+        elif layer.kind in ("Linear", "GaussianLinear") and not after_linear:
+            held, rescale = (dropout[0], dropout[1].settings["rescale"]) if dropout else (None, False)
+            found.append(MaskedLinear(name, layer.kind == "GaussianLinear", layer.settings["bias"], held, rescale))
+            dropout, after_linear = None, True
+        elif after_linear and layer.kind not in ("Dropout", "Linear", "GaussianLinear"):
+            between.append(layer)
+            after_linear = False
+        else:
+            return None
+    if not after_linear or any(layer != between[0] for layer in between):
+        return None
+    return Perceptron(tuple(found), between[0] if between else None)
+
+
 def known_perceptron(network: nn.Module) -> Perceptron | None:
     """Return the structure of a perceptron that the kernels support, or ``None`` for any other network."""
-    found = perceptron_of(describe(network)) if is_describable(network) else None
+    found = perceptron_of(network)
     if found is None or any(layer.gaussian or not layer.bias for layer in found.layers):
         return None
     return None if _nonlinearity(found.nonlinearity) is None else found
@@ -56,11 +115,11 @@ def run_whole(
     networks = arrays or arrays_of(found, state)
     if value.features != networks.widths[0]:
         return None
-    if isinstance(value, FactoredMoments) and max(networks.widths[1:]) > WIDEST:
+    exact = isinstance(value, FactoredMoments)
+    if exact and max(networks.widths[1:]) > WIDEST:
         return None
-    if isinstance(value, DiagonalMoments):
-        return DiagonalMoments(*perceptron.propagate(networks, value.mean, variance))
-    return FullMoments(*perceptron.propagate_exactly(networks, value.mean, variance))
+    moments = perceptron.propagate(networks, value.mean, variance, exact=exact)
+    return FullMoments(*moments) if exact else DiagonalMoments(*moments)
 
 
 def as_function(network: nn.Module) -> Callable[[Any], Any]:

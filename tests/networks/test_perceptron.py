@@ -14,7 +14,7 @@ from torch import Tensor
 
 import mpgelu as mp
 from mpgelu import DiagonalMoments, FactoredMoments, Stack, native
-from mpgelu.networks.whole import as_function
+from mpgelu.networks.perceptron import as_function
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="needs the native kernels, that is a C compiler")
 
