@@ -310,9 +310,11 @@ def test_noise_is_that_of_new_rows_where_half_of_the_table_is_repeated() -> None
 # the Gaussian process
 
 
-def test_the_process_leaves_out_folds_exactly() -> None:
-    rows, folds = data(40), Folds.of(40, 5, 0)
-    process, means = fit_process(rows.X / 4, rows.y, 3.0, folds)
+@pytest.mark.parametrize("count", [5, 40], ids=["folds", "single rows"])
+def test_the_process_leaves_out_folds_and_rows_exactly(count: int) -> None:
+    rows, folds = data(40), Folds.of(40, count, 0)
+    process, means, single = fit_process(rows.X / 4, rows.y, 3.0, Folds.of(40, 5, 0))
+    means = single if count == 40 else means
     state = {name: value.clone() for name, value in process.state_dict().items()}
     x, parameters = state["points"], state["kernel"]
     for held in folds.held:  # the same kernel without these rows, by solving the smaller system
@@ -328,10 +330,30 @@ def test_the_process_fits_a_smooth_function_and_knows_its_noise() -> None:
     generator = torch.Generator().manual_seed(0)
     X = torch.rand(150, 2, generator=generator) * 2 - 1
     y = torch.sin(3 * X[:, 0]) + 0.1 * torch.randn(150, generator=generator)
-    process, _ = fit_process(X, y, 3.0, Folds.of(150, 5, 0))
+    process, _, _ = fit_process(X, y, 3.0, Folds.of(150, 5, 0))
     mean, log_noise = process(X).unbind(-1)
     assert (mean - torch.sin(3 * X[:, 0])).square().mean().sqrt() < 0.06
     assert (log_noise / 2).exp()[0] == pytest.approx(0.1, rel=0.3)
+
+
+def test_the_noise_of_a_process_alone_is_that_of_rows_predicted_from_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process knows all rows; errors of predictions from four folds of five would make its intervals too wide."""
+    monkeypatch.setattr(training, "mean_weights", lambda means, y, weights: np.eye(len(means))[-1])
+    seen: list[Tensor] = []
+
+    def spy(features: Tensor, means: Tensor, *others: Any) -> Any:
+        seen.extend([features, means, others[1]])
+        return train_head(features, means, *others)
+
+    monkeypatch.setattr(training, "train_head", spy)
+    X = np.random.default_rng(0).uniform(-2, 2, (60, 2))
+    mp.MPGELURegressor(steps=2, random_state=0).fit(X, np.sin(2 * X[:, 0]) * np.cos(2 * X[:, 1]))
+    features, means, y = seen
+    _, by_folds, single = fit_process(features, y, 3.0, Folds.of(60, 5, 0))
+    torch.testing.assert_close(means, single[None])
+    assert (single - y).square().mean() < (by_folds - y).square().mean()
 
 
 def test_a_model_of_the_process_alone_predicts_and_is_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -231,18 +231,20 @@ class _Process(NamedTuple):
     Attributes:
         member: The process, conditioned on all rows.
         held: Its cross-validated outputs (mean, log-variance) for each row, ``(rows, 2)``.
+        single: Its prediction of each row from all other rows, ``(rows,)``.
     """
 
     member: Member
     held: Tensor
+    single: Tensor
 
 
 def _process(rows: Rows, settings: Settings) -> _Process:
     """Return a Gaussian process that is conditioned on all rows, with cross-validated outputs."""
-    process, means = fit_process(rows.X, rows.y, LIMIT, Folds.of(len(rows.y), settings.folds, settings.seed))
+    process, means, single = fit_process(rows.X, rows.y, LIMIT, Folds.of(len(rows.y), settings.folds, settings.seed))
     log_variance = MeanAndLogVariance.of(process(rows.X[:1])).log_variance
     held = MeanAndLogVariance(means, log_variance.expand_as(means)).joined()
-    return _Process(Member("Gaussian process", Stack([nn.Sequential(process)]), None), held)
+    return _Process(Member("Gaussian process", Stack([nn.Sequential(process)]), None), held, single)
 
 
 def weighted(
@@ -287,6 +289,8 @@ def weighted(
     kept = torch.nonzero(by_kind).flatten()
     members, by_kind = [members[i] for i in kept], by_kind[kept] / by_kind.sum()
     means, own = means[kept], own[kept]
+    if process is not None and [member.name for member in members] == [process.member.name]:
+        means = process.single.clamp(*limits)[None]  # it predicts new rows from all rows, not from four folds
     constant = settings.noise == "homoscedastic"
     noise, log_variance = train_head(
         rows.X, means, own, rows.y, rows.weights, by_kind, constant, settings.seed, interrupts
