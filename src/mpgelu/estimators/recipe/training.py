@@ -260,8 +260,8 @@ def weighted(
 
     With a likelihood of the user, the weights maximise the log-likelihood of the mixture (:func:`stacking_weights`).
     Otherwise the weights minimise the error of the averaged means (:func:`mean_weights`), members below 2 % are
-    dropped, a noise head is trained on the residuals (:func:`train_head`), and spread and tails of the mixture are
-    estimated (:func:`fit_width`).
+    dropped, a noise head is trained on the residuals (:func:`train_head`), spread and tails of the mixture are
+    estimated (:func:`fit_width`), and the correction of the noise for averaging is chosen (:meth:`NoiseHead.settle`).
 
     Args:
         members: Trained networks of each kind.
@@ -299,7 +299,23 @@ def weighted(
     noise.log_scale += math.log(width.scale)
     noise.spread.fill_(width.spread)
     tails = HeavyTailedGaussian(width.tail_share, width.tail_width, *background(len(rows.y)), width.tail_offset)
+    some = _some_of(rows)
+    noise.settle(some.X, [_means(m.stack, some.X, moments) for m in members], some.weights, tails.variance_ratio)
     return _trained(members, by_kind, tails, noise, width.spread, moments, score, taken)
+
+
+def _some_of(rows: Rows) -> Rows:
+    """Return at most 512 rows of positive weight, at equal distances."""
+    judging = torch.nonzero(rows.weights).flatten()
+    at = judging[torch.linspace(0, len(judging) - 1, min(len(judging), _HELD_AT_ONCE // 2)).long()]
+    return Rows(rows.X[at], rows.y[at], rows.weights[at])
+
+
+def _means(stack: Stack, X: Tensor, moments: type[Moments]) -> Tensor:
+    """Return the mean outputs of all networks for the same features ``(rows, n)``, ``(networks, rows, outputs)``."""
+    with torch.no_grad():
+        outputs = _outputs(stack, X.expand(len(stack), *X.shape), moments)
+    return outputs if isinstance(outputs, Tensor) else outputs.mean
 
 
 def _trained(
