@@ -16,7 +16,7 @@ from mpgelu.networks.description import Description
 
 LEAST_SPREAD = 1e-4  # smallest standard deviation between networks, in units of the scaled target
 LEAST_SHARE = 0.7  # smallest fraction of the noise variance after the correction of a row for averaging
-LEAST_AVERAGE = 0.3  # the same for the average correction
+LEAST_AVERAGE = 0.5  # the same for the average correction
 AGREEMENT = 1.125  # ratio of the two, or its inverse, up to which rows are corrected one by one
 STEEPEST = 10.0  # bound of the standardised log-variance
 LIMIT = 3.0  # smooth limit of the scaled inputs
@@ -112,7 +112,8 @@ class NoiseHead(nn.Module):
         r"""Replace the correction of each row by the average one, if the two differ by more than an eighth.
 
         The average share of the variance that remains is :math:`1 - \mathrm E \min(S / \rho s^2, 1)` over some training
-        rows. It is a cautious one, because networks agree more on rows on which most of them were trained.
+        rows, and at least a half. It is rather too large than too small, because networks agree more on rows on which
+        most of them were trained.
 
         Args:
             features: Scaled features of training rows, ``(rows, n)``.
