@@ -277,7 +277,7 @@ def test_what_averaging_saves_is_taken_off_the_noise() -> None:
     ("apart", "ratio", "by_row", "share"),
     [
         (0.6, 1.0, True, 1 - 0.1125),
-        (0.6, 3.0, True, 1 - 0.1125),  # 0.9625 on average: less than an eighth more
+        (0.6, 3.0, True, 1 - 0.1125),  # 0.9625 on average: less than a tenth more
         (0.8, 30.0, False, 1 - 0.2 / 30),  # most of the noise are wide errors, which averaging does not change
         (1.6, 2.0, False, 1 - 0.8 / 2),  # by rows it would be 0.7
         (9.0, 1.0, False, 0.5),

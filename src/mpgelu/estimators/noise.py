@@ -17,7 +17,7 @@ from mpgelu.networks.description import Description
 LEAST_SPREAD = 1e-4  # smallest standard deviation between networks, in units of the scaled target
 LEAST_SHARE = 0.7  # smallest fraction of the noise variance after the correction of a row for averaging
 LEAST_AVERAGE = 0.5  # the same for the average correction
-AGREEMENT = 1.125  # ratio of the two, or its inverse, up to which rows are corrected one by one
+AGREEMENT = 1.1  # ratio of the two, or its inverse, up to which rows are corrected one by one
 STEEPEST = 10.0  # bound of the standardised log-variance
 LIMIT = 3.0  # smooth limit of the scaled inputs
 OWN_RANGE = (-14.0, 6.0)  # range to which the log-variances of the networks are clipped
@@ -41,7 +41,7 @@ class NoiseHead(nn.Module):
 
     This is an approximation in two respects: S is small for most tables, but sometimes more than 30 % of the noise; and
     :math:`s^2` is the variance of the usual errors only, while S reduces the variance :math:`\rho s^2` of all errors.
-    Where its average is off by more than an eighth, all rows are corrected by the same factor; see :meth:`settle`.
+    Where its average is off by more than a tenth, all rows are corrected by the same factor; see :meth:`settle`.
 
     Args:
         networks: Networks of the head, from n + 3 scaled inputs to one output each.
@@ -109,7 +109,7 @@ class NoiseHead(nn.Module):
         return means, noise, between * (1 - 1 / folds) * (1 + self.spread.square())
 
     def settle(self, features: Tensor, values: Sequence[Tensor], row_weights: Tensor, ratio: float) -> None:
-        r"""Replace the correction of each row by the average one, if the two differ by more than an eighth.
+        r"""Replace the correction of each row by the average one, if the two differ by more than a tenth.
 
         The average share of the variance that remains is :math:`1 - \mathrm E \min(S / \rho s^2, 1)` over some training
         rows, and at least a half. It is rather too large than too small, because networks agree more on rows on which
