@@ -142,12 +142,15 @@ def test_what_is_not_plainly_valid_is_checked_by_scikit_learn(model: MPGELURegre
     assert not is_valid(model, rows)
 
 
+@pytest.mark.parametrize("by_row", [True, False])
 @pytest.mark.parametrize("offset", [0.0, -1.7])
-def test_the_prepared_ensemble_is_the_ensemble(offset: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_prepared_ensemble_is_the_ensemble(offset: float, by_row: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(60, 3))
     model = mp.MPGELURegressor((6,), steps=20, folds=2, random_state=0).fit(X, X[:, 0] + 0.1 * rng.normal(size=60))
     model.ensemble_.likelihood = HeavyTailedGaussian(0.3, 2.5, 0.02, 0.1, offset)
+    assert model.ensemble_.noise is not None
+    model.ensemble_.noise.by_row = by_row
     x, y = torch.tensor(2 * X), torch.zeros(60).double()
     prepared = model.ensemble_._prepared(x)
     assert prepared is not None

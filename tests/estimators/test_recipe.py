@@ -250,17 +250,64 @@ def test_a_head_keeps_means_in_range_and_its_noise_bounded() -> None:
     assert torch.isfinite(after).all()
 
 
-def test_what_averaging_saves_is_taken_off_the_noise() -> None:
-    stack = mp.Stack([mp.network(4, (), 1, rate=0)])
+def unit_head() -> NoiseHead:
+    """Return a head whose noise variance is one before the correction for averaging, and whose spread is a half."""
+    stack = mp.Stack([mp.network(4, (), 1, rate=0)]).requires_grad_(False)
     for parameter in stack.parameters():
-        parameter.data.zero_()
+        parameter.zero_()
     held = torch.zeros(4), torch.ones(4), torch.tensor(0.0), torch.ones(1), torch.tensor(0.5), torch.tensor([-9.0, 9.0])
-    head = NoiseHead(stack, *held)
-    means = torch.tensor([0.3, -0.3])[:, None].expand(2, 5)
-    after = head(torch.zeros(5, 1), [torch.stack([means, torch.zeros(2, 5)], -1)])
+    return NoiseHead(stack, *held)
+
+
+def two_networks(apart: float) -> Tensor:
+    """Return the outputs of two networks for five rows, with means that are apart by the same distance everywhere."""
+    means = torch.tensor([apart / 2, -apart / 2])[:, None].expand(2, 5)
+    return torch.stack([means, torch.zeros(2, 5)], -1)
+
+
+def test_what_averaging_saves_is_taken_off_the_noise() -> None:
+    after = unit_head()(torch.zeros(5, 1), [two_networks(0.6)])
     assert isinstance(after, Tensor)
-    between = means[:, 0].var().item()
+    between = torch.tensor([0.3, -0.3]).var().item()
     torch.testing.assert_close(after[..., 1].exp(), torch.full((2, 5), 1 - between * 0.5 * 1.25))
+
+
+# two networks apart by d: between = d^2 / 2, and averaging saves 0.5 * 1.25 * d^2 / 2 of the variance one
+@pytest.mark.parametrize(
+    ("apart", "ratio", "by_row", "share"),
+    [
+        (0.6, 1.0, True, 1 - 0.1125),
+        (0.6, 3.0, True, 1 - 0.1125),  # 0.9625 on average: less than a tenth more
+        (0.8, 30.0, False, 1 - 0.2 / 30),  # most of the noise are wide errors, which averaging does not change
+        (1.6, 2.0, False, 1 - 0.8 / 2),  # by rows it would be 0.7
+        (9.0, 1.0, False, 0.5),
+    ],
+)
+def test_the_average_correction_replaces_one_by_rows_that_is_far_from_it(
+    apart: float, ratio: float, by_row: bool, share: float
+) -> None:
+    head, features, outputs = unit_head(), torch.zeros(5, 1), [two_networks(apart)]
+    head.settle(features, outputs, torch.ones(5), ratio)
+    assert head.by_row is by_row
+    after = head(features, outputs)
+    assert isinstance(after, Tensor)
+    torch.testing.assert_close(after[..., 1].exp(), torch.full((2, 5), share))
+
+
+def test_intervals_of_a_target_that_is_often_zero_contain_the_zeros() -> None:
+    """Its errors are a narrow peak with a broad side, and averaging narrows the whole, not the peak."""
+    random = np.random.default_rng(0)
+    X, new = random.normal(size=(300, 4)), random.normal(size=(500, 4))
+
+    def target(x: np.ndarray) -> np.ndarray:
+        return np.where(random.random(len(x)) < 0.5, 0.0, random.gamma(2.0, 1.0, len(x)) + 0.2 * x[:, 0])
+
+    model = mp.MPGELURegressor(sigma=1.0, steps=200, random_state=0).fit(X, target(X))
+    assert model.ensemble_.noise is not None
+    assert not model.ensemble_.noise.by_row
+    (lower, upper), y = model.predict_interval(new), target(new)
+    assert (lower[y == 0] <= 0).mean() > 0.95
+    assert 0.86 < ((lower <= y) & (y <= upper)).mean() < 0.97
 
 
 def test_inputs_of_the_head_are_features_mean_disagreement_and_own_noise() -> None:
@@ -310,9 +357,11 @@ def test_noise_is_that_of_new_rows_where_half_of_the_table_is_repeated() -> None
 # the Gaussian process
 
 
-def test_the_process_leaves_out_folds_exactly() -> None:
-    rows, folds = data(40), Folds.of(40, 5, 0)
-    process, means = fit_process(rows.X / 4, rows.y, 3.0, folds)
+@pytest.mark.parametrize("count", [5, 40], ids=["folds", "single rows"])
+def test_the_process_leaves_out_folds_and_rows_exactly(count: int) -> None:
+    rows, folds = data(40), Folds.of(40, count, 0)
+    process, means, single = fit_process(rows.X / 4, rows.y, 3.0, Folds.of(40, 5, 0))
+    means = single if count == 40 else means
     state = {name: value.clone() for name, value in process.state_dict().items()}
     x, parameters = state["points"], state["kernel"]
     for held in folds.held:  # the same kernel without these rows, by solving the smaller system
@@ -328,10 +377,30 @@ def test_the_process_fits_a_smooth_function_and_knows_its_noise() -> None:
     generator = torch.Generator().manual_seed(0)
     X = torch.rand(150, 2, generator=generator) * 2 - 1
     y = torch.sin(3 * X[:, 0]) + 0.1 * torch.randn(150, generator=generator)
-    process, _ = fit_process(X, y, 3.0, Folds.of(150, 5, 0))
+    process, _, _ = fit_process(X, y, 3.0, Folds.of(150, 5, 0))
     mean, log_noise = process(X).unbind(-1)
     assert (mean - torch.sin(3 * X[:, 0])).square().mean().sqrt() < 0.06
     assert (log_noise / 2).exp()[0] == pytest.approx(0.1, rel=0.3)
+
+
+def test_the_noise_of_a_process_alone_is_that_of_rows_predicted_from_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process knows all rows; errors of predictions from four folds of five would make its intervals too wide."""
+    monkeypatch.setattr(training, "mean_weights", lambda means, y, weights: np.eye(len(means))[-1])
+    seen: list[Tensor] = []
+
+    def spy(features: Tensor, means: Tensor, *others: Any) -> Any:
+        seen.extend([features, means, others[1]])
+        return train_head(features, means, *others)
+
+    monkeypatch.setattr(training, "train_head", spy)
+    X = np.random.default_rng(0).uniform(-2, 2, (60, 2))
+    mp.MPGELURegressor(steps=2, random_state=0).fit(X, np.sin(2 * X[:, 0]) * np.cos(2 * X[:, 1]))
+    features, means, y = seen
+    _, by_folds, single = fit_process(features, y, 3.0, Folds.of(60, 5, 0))
+    torch.testing.assert_close(means, single[None])
+    assert (single - y).square().mean() < (by_folds - y).square().mean()
 
 
 def test_a_model_of_the_process_alone_predicts_and_is_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -144,10 +144,13 @@ def test_the_paper_network_without_rescaling(tmp_path: Path) -> None:
     assert_agree(session(network, tmp_path).run(None, {"features": x}), predictive(parts_of(network, "test"), x))
 
 
-def test_a_fitted_estimator_far_outside_its_data(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_row", [True, False])
+def test_a_fitted_estimator_far_outside_its_data(by_row: bool, tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal([3.0, 1e5, -2.0], [1.0, 50.0, 1e-3], (200, 3)).astype(np.float32)
     y = 1e4 + 50 * np.sin(X[:, 0]) + X[:, 0] * np.random.default_rng(1).normal(size=200)
     model = mp.MPGELURegressor(hidden=(12, 12), steps=150, folds=2, random_state=0).fit(X, y)
+    assert model.ensemble_.noise is not None
+    model.ensemble_.noise.by_row = by_row
     graph = session(model, tmp_path)
     for times in (1, 5, 20):
         x = (X.mean(0) + times * (X - X.mean(0))).astype(np.float32)

@@ -238,6 +238,7 @@ FORGED: dict[str, tuple[str, Change, str]] = {
     "likelihood": ("regressor", set_to("likelihood", {"kind": "x"}), "there is no likelihood called 'x'"),
     "tails": ("regressor", set_to("likelihood", {"kind": "HeavyTailedGaussian", "tail_share": 7}), "cannot build the"),
     "no head": ("regressor", set_to("noise", None), "has no place in it"),
+    "correction": ("regressor", lambda _, about: about["noise"].update(by_row="no"), "'by_row' of 'noise' of the"),
     "no parameters": ("regressor", without("params"), "'params' of the model must be fields, got None"),
     "unknown parameter": ("regressor", set_to("params", {"hidden": [2], "x": 1}), "has 'x', which this version"),
     "no score": ("regressor", without("score"), "does not describe a model that can be built"),
@@ -283,6 +284,20 @@ def test_forged_descriptions_are_refused(case: str, tmp_path: Path) -> None:
     assert message in str(caught.value)
     assert str(caught.value).startswith(f"{tmp_path / 'forged'} does not describe a model that can be built: ")
     assert most < 50e6
+
+
+def test_the_correction_of_the_noise_is_kept(tmp_path: Path) -> None:
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    model = mp.MPGELURegressor((4,), steps=20, random_state=0).fit(X, X[:, 0])
+    assert model.ensemble_.noise is not None
+    deviations = {}
+    for by_row in (True, False):
+        model.ensemble_.noise.by_row = by_row
+        model.save(tmp_path / "model")
+        _, deviations[by_row] = mp.load(tmp_path / "model").predict(X, return_std=True)
+        with torch.no_grad():
+            np.testing.assert_allclose(deviations[by_row], model.ensemble_(torch.tensor(X)).stddev, rtol=1e-4)
+    assert (deviations[False] > deviations[True]).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.uint8])

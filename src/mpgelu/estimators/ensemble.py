@@ -32,7 +32,7 @@ _DESCRIPTION = {
     "stacks": _STACKS,
     "likelihood": {"kind": str, str: object},
     "moments": str,
-    "noise": Optional(_STACKS[0], null=True),
+    "noise": Optional(_STACKS[0] | {"by_row": Optional(bool)}, null=True),
 }
 _MOST_NETWORKS = 100_000
 _ROWS_AT_ONCE, _ROWS_OF_ONE = 512, 4096  # rows in a chunk for several networks, and for one

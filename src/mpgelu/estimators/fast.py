@@ -208,7 +208,8 @@ class _Head:
         self.weights, *scales = (t.float().contiguous() for t in (head.kind_weights, head.center, head.scale))
         within = head.range.tolist()
         self.given = *scales, _floats(*within, *OWN_RANGE, LEAST_SPREAD, LIMIT)
-        self.settings = _floats(float(head.log_scale), float(head.spread), *within, STEEPEST, LEAST_SHARE)
+        least = LEAST_SHARE if head.by_row else 1.0
+        self.settings = _floats(float(head.log_scale), float(head.spread), *within, STEEPEST, least)
 
     def bound(self, features: Tensor, outputs: Tensor, log_variance: Tensor) -> list[Call]:
         """Return the calls that compute the log-variance of the noise, as :meth:`NoiseHead.forward` does.

@@ -131,22 +131,26 @@ class LeftOut(NamedTuple):
     Attributes:
         process: The process, conditioned on all rows.
         means: Prediction of each row from the rows of the other folds, ``(rows,)``.
+        single: Prediction of each row from all other rows, ``(rows,)``.
     """
 
     process: GaussianProcess
     means: Tensor
+    single: Tensor
 
 
 def fit_process(X: Tensor, y: Tensor, limit: float, folds: Folds) -> LeftOut:
-    r"""Return a Gaussian process with the most likely kernel, and its predictions of left-out folds.
+    r"""Return a Gaussian process with the most likely kernel, and its predictions of left-out folds and rows.
 
     With the covariance C of the targets, the prediction of the rows F of a fold from all other rows is
 
     .. math:: y_F - \big[C^{-1}\big]_{FF}^{-1} \big[C^{-1} y\big]_F,
 
-    which is exact and needs one factorisation for all folds. Whole folds are left out, as for the networks; leaving out
-    single rows would give an optimistic accuracy in comparison with theirs. The kernel is estimated once, from at most
-    500 rows, by the marginal likelihood with weak priors, which keep the length scales of irrelevant features finite.
+    which is exact and needs one factorisation for all folds; with single rows as folds it is
+    :math:`y_i - [C^{-1} y]_i / [C^{-1}]_{ii}`. Whole folds are left out for the comparison with the networks, in which
+    the accuracy of left-out single rows would be optimistic. The error of a process on new rows is that of left-out
+    single rows, because it is conditioned on all rows. The kernel is estimated once, from at most 500 rows, by the
+    marginal likelihood with weak priors, which keep the length scales of irrelevant features finite.
 
     Args:
         X: Limited features, ``(rows, n)``.
@@ -172,7 +176,8 @@ def fit_process(X: Tensor, y: Tensor, limit: float, folds: Folds) -> LeftOut:
     for held, counts in zip(folds.held, folds.counts, strict=True):
         rows = held[counts]
         means[rows] -= torch.linalg.solve(inverse[rows][:, rows], process.weight[rows])
-    return LeftOut(process, means.to(y.dtype))
+    single = target - process.weight / inverse.diagonal()
+    return LeftOut(process, means.to(y.dtype), single.detach().to(y.dtype))
 
 
 def _kernel(parameters: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,9 @@ from mpgelu.networks.description import Description
 from mpgelu.networks.scaling import smoothly_limited
 
 LEAST_SPREAD = 1e-4  # smallest standard deviation between networks, in units of the scaled target
-LEAST_SHARE = 0.7  # smallest fraction of the noise variance after the correction for averaging
+LEAST_SHARE = 0.7  # smallest fraction of the noise variance after the correction of a row for averaging
+LEAST_AVERAGE = 0.5  # the same for the average correction
+AGREEMENT = 1.1  # ratio of the two, or its inverse, up to which rows are corrected one by one
 STEEPEST = 10.0  # bound of the standardised log-variance
 LIMIT = 3.0  # smooth limit of the scaled inputs
 OWN_RANGE = (-14.0, 6.0)  # range to which the log-variances of the networks are clipped
@@ -34,7 +37,12 @@ class NoiseHead(nn.Module):
     The noise :math:`s^2` of such a group includes the variance of a single network of each kind, part of which averages
     out over all K networks of the kind. With the variance :math:`A_m` between the networks of kind m it is corrected by
 
-    .. math:: s^2 \leftarrow \max\Big(s^2 - (1 + c^2)\Big(1 - \frac1K\Big) \sum_m w_m^2 A_m,\ 0.7\, s^2\Big)
+    .. math:: s^2 \leftarrow \max\big(s^2 - S,\ 0.7\, s^2\big), \qquad
+        S = (1 + c^2)\Big(1 - \frac1K\Big) \sum_m w_m^2 A_m.
+
+    This is an approximation in two respects: S is small for most tables, but sometimes more than 30 % of the noise; and
+    :math:`s^2` is the variance of the usual errors only, while S reduces the variance :math:`\rho s^2` of all errors.
+    Where its average is off by more than a tenth, all rows are corrected by the same factor; see :meth:`settle`.
 
     Args:
         networks: Networks of the head, from n + 3 scaled inputs to one output each.
@@ -44,6 +52,7 @@ class NoiseHead(nn.Module):
         kind_weights: Weights :math:`w_m` of the kinds of networks, ``(kinds,)``, summing to one.
         spread: Factor c of the shrinkage of the means towards their average; see :class:`Ensemble`.
         range: Smallest and largest mean that a network may predict, ``(2,)``.
+        by_row: Whether the correction is that of each row; otherwise the average one is contained in ``log_scale``.
     """
 
     center: Tensor
@@ -53,9 +62,9 @@ class NoiseHead(nn.Module):
     spread: Tensor
     range: Tensor
 
-    def __init__(self, networks: Stack, *held: Tensor) -> None:
+    def __init__(self, networks: Stack, *held: Tensor, by_row: bool = True) -> None:
         super().__init__()
-        self.networks = networks
+        self.networks, self.by_row = networks, by_row
         for name, value in zip(_HELD, held, strict=True):
             self.register_buffer(name, value)
 
@@ -71,15 +80,8 @@ class NoiseHead(nn.Module):
             means are deterministic, too, otherwise diagonal moments.
         """
         values = [output if isinstance(output, Tensor) else output.mean for output in outputs]
-        folds = max(map(len, values))
-        groups = torch.stack([value.expand(folds, *value.shape[1:]) for value in values])  # (kinds, folds, rows, 2)
-        means, own = MeanAndLogVariance.of(groups)
-        means = means.clamp(*self.range.to(groups))
-        inputs = head_inputs(features, means, own, self.kind_weights)
-        noise = self.log_variance(inputs).mean(0).exp()
-        between = self.kind_weights.square().to(means) @ means.var(1, correction=min(1, folds - 1))  # 0 of one
-        saved = between * (1 - 1 / folds) * (1 + self.spread.square())
-        log_variance = torch.maximum(noise - saved, LEAST_SHARE * noise).log()
+        means, noise, saved = self._noise(features, values)
+        log_variance = (torch.maximum(noise - saved, LEAST_SHARE * noise) if self.by_row else noise).log()
         mean = torch.cat([mean[: len(value)] for mean, value in zip(means, values, strict=True)])
         both = MeanAndLogVariance(mean, log_variance.expand_as(mean)).joined()
         if all(isinstance(output, Tensor) for output in outputs):
@@ -88,9 +90,49 @@ class NoiseHead(nn.Module):
         variance = MeanAndLogVariance.of(torch.cat(variances)).mean
         return DiagonalMoments(both, MeanAndLogVariance(variance, torch.zeros_like(variance)).joined())
 
+    def _noise(self, features: Tensor, values: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the means of all groups inside the range, the noise variance, and what averaging takes off it.
+
+        Args:
+            features: Scaled features, ``(rows, n)``.
+            values: Mean outputs of the networks of each kind, ``(networks, rows, 2)``.
+
+        Returns:
+            Means ``(kinds, folds, rows)``, and the variances :math:`s^2` and S, ``(rows,)`` each.
+        """
+        folds = max(map(len, values))
+        groups = torch.stack([value.expand(folds, *value.shape[1:]) for value in values])  # (kinds, folds, rows, 2)
+        means, own = MeanAndLogVariance.of(groups)
+        means = means.clamp(*self.range.to(groups))
+        inputs = head_inputs(features, means, own, self.kind_weights)
+        noise = self.log_variance(inputs).mean(0).exp()
+        between = self.kind_weights.square().to(means) @ means.var(1, correction=min(1, folds - 1))  # 0 of one
+        return means, noise, between * (1 - 1 / folds) * (1 + self.spread.square())
+
+    def settle(self, features: Tensor, values: Sequence[Tensor], row_weights: Tensor, ratio: float) -> None:
+        r"""Replace the correction of each row by the average one, if the two differ by more than a tenth.
+
+        The average share of the variance that remains is :math:`1 - \mathrm E \min(S / \rho s^2, 1)` over some training
+        rows, and at least a half. It is rather too large than too small, because networks agree more on rows on which
+        most of them were trained.
+
+        Args:
+            features: Scaled features of training rows, ``(rows, n)``.
+            values: Mean outputs of the networks of each kind, ``(networks, rows, 2)``.
+            row_weights: Weights of the rows, ``(rows,)``.
+            ratio: Variance of all errors relative to that of the usual ones, :math:`\rho`.
+        """
+        _, noise, saved = self._noise(features, values)
+        shares = row_weights / row_weights.sum()
+        by_row = float(shares @ (1 - saved / noise).clamp_min(LEAST_SHARE))
+        average = max(float(shares @ (1 - saved / (ratio * noise)).clamp_min(0)), LEAST_AVERAGE)
+        if abs(math.log(average / by_row)) > math.log(AGREEMENT):
+            self.by_row = False
+            self.log_scale += math.log(average)
+
     def described(self) -> dict[str, Any]:
         """Return the description of the head in JSON, without its arrays."""
-        return {"models": len(self.networks), "network": self.networks.description.as_json()}
+        return {"models": len(self.networks), "network": self.networks.description.as_json(), "by_row": self.by_row}
 
     @classmethod
     def empty(cls, about: Mapping[str, Any], kinds: int) -> NoiseHead:
@@ -103,7 +145,8 @@ class NoiseHead(nn.Module):
         networks = Stack.empty(Description.from_json(about["network"]), about["models"])
         inputs = in_features_of(networks.architecture) or 1
         shapes = ((inputs,), (inputs,), (), (kinds,), (), (2,))
-        return cls(networks, *(torch.empty(shape, device="meta") for shape in shapes))
+        empty = (torch.empty(shape, device="meta") for shape in shapes)
+        return cls(networks, *empty, by_row=about.get("by_row", True))
 
     def log_variance(self, inputs: Tensor) -> Tensor:
         """Return the log-variance ``(*batch,)`` for inputs ``(*batch, n + 3)``, averaged over the head's networks."""

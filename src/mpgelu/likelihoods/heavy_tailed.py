@@ -72,6 +72,12 @@ class HeavyTailedGaussian(HeteroscedasticGaussian):
         usual, wide, _ = self.shares
         return -wide / usual * self.tail_offset, self.tail_offset
 
+    @property
+    def variance_ratio(self) -> float:
+        """Variance of all errors relative to that of the usual ones, without the variance the background adds."""
+        (usual, wide, rest), (of_usual, of_wide) = self.shares, self.offsets
+        return usual * (1 + of_usual**2) + wide * (self.tail_width**2 + of_wide**2) + rest
+
     def expected_log_prob(self, moments: Moments | Tensor, y: Tensor) -> Tensor:
         r"""Return a lower bound of the expectation of :math:`\log p(y \mid h)`, ``(*batch,)``.
 
@@ -124,9 +130,7 @@ class HeavyTailedGaussian(HeteroscedasticGaussian):
 
         .. math:: \big((1 - \pi - \beta)(1 + u^2) + \pi (r^2 + t^2) + \beta\big)\, e^{\mu_2 + S_{22}/2} + \beta b^2
         """
-        (usual, wide, rest), (of_usual, of_wide) = self.shares, self.offsets
-        widths = usual * (1 + of_usual**2) + wide * (self.tail_width**2 + of_wide**2) + rest
-        return super().noise(moments) * widths + self.background_share * self.background_variance
+        return super().noise(moments) * self.variance_ratio + self.background_share * self.background_variance
 
     def gaussians(self, log_variance: Tensor, known: bool) -> list[NoisePart] | None:
         """Return the kinds of errors; an offset or a background is Gaussian only if the log-variance is known."""

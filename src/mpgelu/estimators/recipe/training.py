@@ -228,18 +228,20 @@ class _Process(NamedTuple):
     Attributes:
         member: The process, conditioned on all rows.
         held: Its cross-validated outputs (mean, log-variance) for each row, ``(rows, 2)``.
+        single: Its prediction of each row from all other rows, ``(rows,)``.
     """
 
     member: Member
     held: Tensor
+    single: Tensor
 
 
 def _process(rows: Rows, settings: Settings) -> _Process:
     """Return a Gaussian process that is conditioned on all rows, with cross-validated outputs."""
-    process, means = fit_process(rows.X, rows.y, LIMIT, Folds.of(len(rows.y), settings.folds, settings.seed))
+    process, means, single = fit_process(rows.X, rows.y, LIMIT, Folds.of(len(rows.y), settings.folds, settings.seed))
     log_variance = MeanAndLogVariance.of(process(rows.X[:1])).log_variance
     held = MeanAndLogVariance(means, log_variance.expand_as(means)).joined()
-    return _Process(Member("Gaussian process", Stack([nn.Sequential(process)]), None), held)
+    return _Process(Member("Gaussian process", Stack([nn.Sequential(process)]), None), held, single)
 
 
 def weighted(
@@ -255,8 +257,8 @@ def weighted(
 
     With a likelihood of the user, the weights maximise the log-likelihood of the mixture (:func:`stacking_weights`).
     Otherwise the weights minimise the error of the averaged means (:func:`mean_weights`), members below 2 % are
-    dropped, a noise head is trained on the residuals (:func:`train_head`), and spread and tails of the mixture are
-    estimated (:func:`fit_width`).
+    dropped, a noise head is trained on the residuals (:func:`train_head`), spread and tails of the mixture are
+    estimated (:func:`fit_width`), and the correction of the noise for averaging is chosen (:meth:`NoiseHead.settle`).
 
     Args:
         members: Trained networks of each kind.
@@ -284,6 +286,8 @@ def weighted(
     kept = torch.nonzero(by_kind).flatten()
     members, by_kind = [members[i] for i in kept], by_kind[kept] / by_kind.sum()
     means, own = means[kept], own[kept]
+    if process is not None and [member.name for member in members] == [process.member.name]:
+        means = process.single.clamp(*limits)[None]  # it predicts new rows from all rows, not from four folds
     constant = settings.noise == "homoscedastic"
     noise, log_variance = train_head(
         rows.X, means, own, rows.y, rows.weights, by_kind, constant, settings.seed, interrupts
@@ -292,7 +296,23 @@ def weighted(
     noise.log_scale += math.log(width.scale)
     noise.spread.fill_(width.spread)
     tails = HeavyTailedGaussian(width.tail_share, width.tail_width, *background(len(rows.y)), width.tail_offset)
+    some = _some_of(rows)
+    noise.settle(some.X, [_means(m.stack, some.X, moments) for m in members], some.weights, tails.variance_ratio)
     return _trained(members, by_kind, tails, noise, width.spread, moments, score, taken)
+
+
+def _some_of(rows: Rows) -> Rows:
+    """Return at most 512 rows of positive weight, at equal distances."""
+    judging = torch.nonzero(rows.weights).flatten()
+    at = judging[torch.linspace(0, len(judging) - 1, min(len(judging), _HELD_AT_ONCE // 2)).long()]
+    return Rows(rows.X[at], rows.y[at], rows.weights[at])
+
+
+def _means(stack: Stack, X: Tensor, moments: type[Moments]) -> Tensor:
+    """Return the mean outputs of all networks for the same features ``(rows, n)``, ``(networks, rows, outputs)``."""
+    with torch.no_grad():
+        outputs = _outputs(stack, X.expand(len(stack), *X.shape), moments)
+    return outputs if isinstance(outputs, Tensor) else outputs.mean
 
 
 def _trained(
