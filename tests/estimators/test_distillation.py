@@ -76,7 +76,7 @@ def test_far_from_the_data_it_is_as_wide(teacher: MPGELURegressor, compact: MPGE
     for distance in (3.0, 100.0):
         far = X + distance * np.array([1.0, -1.0, 0.5])
         ours, theirs = (model.predict(far, return_std=True)[1] for model in (compact, teacher))
-        # Four seeds of distill: medians 0.06 to 0.10, largest 0.24 to 0.55 (0.20 to 0.38 with a start in the unit of one)
+        # Four seeds: medians 0.06 to 0.10, largest 0.24 to 0.55 (0.20 to 0.38 before the start in the unit of width)
         apart = np.abs(np.log(ours / theirs))
         assert np.median(apart) < 0.15
         assert apart.max() < 0.6
