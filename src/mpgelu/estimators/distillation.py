@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 
 COMPACT = "compact network"  # name of its kind in kind_weights_
 
-_STEPS, _MOST_STEPS = 2_800, 20_000  # number of steps for up to _FEW_ROWS rows, and at most
+_STEPS, _MOST_STEPS = 2_400, 20_000  # number of steps for up to _FEW_ROWS rows, and at most
 _FEW_ROWS, _GROWTH = 300, 0.4  # exponent of the growth of the steps with the rows beyond _FEW_ROWS
 _MADE_ROWS, _MOST_GIVEN = 20_000, 30_000  # number of synthetic rows, and largest number of given rows
 _LARGE_LOSS = 0.5  # nats per row, from which on a network is not worth having
@@ -71,7 +71,7 @@ class Distilling:
                 They are required for a model that was read from a file, which does not contain the training rows.
             hidden: Number of units of each hidden layer.
             components: Number of components of the mixture.
-            steps: Number of optimiser steps; the default is 2,800 for 300 rows, 5,000 for 1,400, 10,000 for 7,500, and
+            steps: Number of optimiser steps; the default is 2,400 for 300 rows, 4,400 for 1,400, 8,700 for 7,500, and
                 at most 20,000.
             random_state: Seed of synthetic rows, initial weights and batches.
             verbose: Whether to show a progress bar on a terminal.
@@ -150,7 +150,7 @@ def distilled(
     lesson = Lesson.of(teacher, rows, len(X), seed)
     likelihood = GaussianMixture(components)
     with single_precision(seed):
-        network = compact_network(X.shape[1], hidden, likelihood)
+        network = compact_network(X.shape[1], hidden, likelihood, lesson.unit)
         train(network, lesson, steps, seed, progress)
     compact = Ensemble(
         [Stack([network])],

@@ -85,6 +85,11 @@ class Lesson:
         z, *facts = torch.split(self._together.index_select(0, at), [self.z.shape[1], 1, 1, 1], 1)
         return Batch(z, values, *(fact.squeeze(1) for fact in facts))
 
+    @property
+    def unit(self) -> float:
+        """Geometric mean of the standard deviations of all rows, a unit for what depends on the width."""
+        return math.exp(0.5 * self.variance.log().mean().item())
+
     @cached_property
     def _together(self) -> Tensor:
         """Features, mean, log epistemic variance and variance of each row, ``(rows, n + 3)``, for a single gather."""

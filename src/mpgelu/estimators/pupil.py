@@ -21,12 +21,15 @@ _PEAK, _CLIP, _BETAS, _EPSILON = 1e-2, 5.0, (0.9, 0.98), 1e-8  # settings of Ada
 # Learning rates of parameters relative to the others.
 _SPEEDS = {"frequency": 3.0, "phase": 3.0, "log_weight_variance": 5.0, "log_bias_variance": 5.0}
 _SIGMA = 0.4  # standard deviation of the initial frequencies, see Periodic
-_EPISTEMIC_WEIGHT, _MEAN_WEIGHT = 0.05, 2.0  # weights of terms of the loss
+_EPISTEMIC_WEIGHT, _MEAN_WEIGHT = 0.15, 2.0  # weights of terms of the loss
+_FAR = 2.0  # distance of the means in standard deviations of the teacher beyond which their term grows linearly
 _SHOWN_EVERY = 20  # steps between two updates of the progress bar
 _TURN = 2 * math.pi
 
 
-def compact_network(features: int, hidden: Sequence[int], likelihood: GaussianMixture) -> nn.Sequential:
+def compact_network(
+    features: int, hidden: Sequence[int], likelihood: GaussianMixture, unit: float = 1.0
+) -> nn.Sequential:
     """Return an untrained perceptron with a periodic embedding, whose location alone is random.
 
     The last layer predicts the location of the mixture with Gaussian weights, and its shape (logits, offsets and
@@ -37,6 +40,8 @@ def compact_network(features: int, hidden: Sequence[int], likelihood: GaussianMi
         features: Number of scaled features.
         hidden: Number of units of each hidden layer.
         likelihood: Likelihood of the outputs.
+        unit: Unit of the initial offsets and standard deviations, see :attr:`Lesson.unit`. Without it components would
+            start so far from the values of a narrow distribution that they remain wide.
     """
     embedding = Periodic(features, sigma=_SIGMA)
     modules: list[nn.Module] = [embedding, Scale(embedding.out_features)]
@@ -47,10 +52,14 @@ def compact_network(features: int, hidden: Sequence[int], likelihood: GaussianMi
         nn.init.normal_(layer.bias, 0, 0.3)
         modules += [layer, SiLU()]
         before = after
-    location = GaussianLinear(before, 1, initial_variance=0.01 / before)
+    location = GaussianLinear(before, 1, initial_variance=0.01 * unit**2 / before)
     shape = Linear(before, likelihood.outputs - 1)
     weight, bias = torch.randn(likelihood.outputs, before) / math.sqrt(before), torch.zeros(likelihood.outputs)
     likelihood.initialise(weight, bias)
+    offsets, log_noises = (slice(1 + i * likelihood.components, 1 + (i + 1) * likelihood.components) for i in (1, 2))
+    weight[offsets] *= unit
+    bias[offsets] *= unit
+    bias[log_noises] += 2 * math.log(unit)
     with torch.no_grad():
         for part, chosen in ((location, slice(0, 1)), (shape, slice(1, None))):
             part.weight.copy_(weight[chosen])
@@ -59,11 +68,11 @@ def compact_network(features: int, hidden: Sequence[int], likelihood: GaussianMi
 
 
 class Taught(NamedTuple):
-    """The terms of the loss of a batch, and its gradient with respect to the outputs of the network.
+    r"""The terms of the loss of a batch, and its gradient with respect to the outputs of the network.
 
     Attributes:
         log_densities: Log densities of the values of each row, up to a constant, ``(values, batch)``.
-        distances: Squared differences of the means, divided by the variance of the teacher, ``(batch,)``.
+        distances: The terms :math:`\rho` of the differences of the means, ``(batch,)``.
         apart: Differences of the logarithms of the epistemic variances, ``(batch,)``.
         by_variance: Gradient with respect to the variance of the location, ``(batch,)``.
         by_outputs: Gradient with respect to the other outputs, ``(1 + 3 K, batch)``.
@@ -78,10 +87,13 @@ class Taught(NamedTuple):
     def loss(self) -> Tensor:
         r"""Return the loss, ``()``, for the progress bar; training uses its gradient only.
 
-        .. math:: -\overline{\log p(y)} + 2\, \overline{(\mu - \mu_t)^2 / v_t} + 0.05\, \overline{(\log e - \log e_t)^2}
+        .. math:: -\overline{\log p(y)} + 2\, \overline{\rho} + 0.15\, \overline{(\log e - \log e_t)^2}, \qquad
+            \rho = 8 \Big(\sqrt{1 + (\mu - \mu_t)^2 / (4 v_t)} - 1\Big)
 
         averages over values y and rows, with mean :math:`\mu` and epistemic variance e of the network, and mean,
-        variance and epistemic variance of the teacher t.
+        variance and epistemic variance of the teacher t. The term :math:`\rho` is :math:`(\mu - \mu_t)^2 / v_t` for
+        means that are close and grows linearly with their distance beyond two standard deviations (pseudo-Huber loss).
+        The squares would let the few rows that are far off, mostly outside the data, decide about each step.
         """
         cross_entropy = 0.5 * math.log(2 * math.pi) - self.log_densities.mean()
         return cross_entropy + _MEAN_WEIGHT * self.distances.mean() + _EPISTEMIC_WEIGHT * self.apart.square().mean()
@@ -123,14 +135,15 @@ def taught(outputs: Tensor, variance: Tensor, batch: Batch) -> Taught:
 
     mean = (weights * means).sum(0)
     distance = mean - batch.mean
-    away, apart = distance / batch.variance, variance.log() - batch.log_epistemic
+    stretch = torch.addcdiv(torch.ones_like(mean), distance.square(), batch.variance, value=_FAR**-2).sqrt_()
+    away, apart = distance / (batch.variance * stretch), variance.log() - batch.log_epistemic
     share, pull = responsibilities.sum(1), weights * (2 * _MEAN_WEIGHT * away)
     by_means = pull - ratios.mul_(responsibilities).sum(1)
     by_logits = torch.addcmul(weights - share, pull, means - mean)
     by_variances = 0.5 * precisions * (share - squares.mul_(responsibilities).sum(1))
     by_variance = by_variances.sum(0) + 2 * _EPISTEMIC_WEIGHT * apart / variance
     by_outputs = torch.cat([by_means.sum(0, keepdim=True), by_logits, by_means, by_variances * noises])
-    return Taught(log_densities, distance * away, apart, by_variance / rows, by_outputs / rows)
+    return Taught(log_densities, 2 * _FAR**2 * (stretch - 1), apart, by_variance / rows, by_outputs / rows)
 
 
 class _Layers(NamedTuple):
@@ -220,7 +233,7 @@ def train(network: nn.Sequential, lesson: Lesson, steps: int, seed: int, progres
         progress: Whether to show a progress bar on a terminal.
     """
     generator = torch.Generator().manual_seed(seed)
-    parameters = _Parameters(network)
+    parameters = _Parameters(network, lesson.unit)
     of_given = round(_GIVEN_SHARE * _BATCH)
     with training_progress(progress) as bar:
         task = bar.add_task("compact network", total=steps, loss=math.nan)
@@ -241,6 +254,7 @@ class _Parameters:
 
     Args:
         network: A network of :func:`compact_network`; its parameters are moved into the vector.
+        unit: Unit of the offsets, by which their learning rate is multiplied.
 
     Attributes:
         vector: All parameters, ``(parameters,)``.
@@ -253,13 +267,17 @@ class _Parameters:
         taken: Number of steps.
     """
 
-    def __init__(self, network: nn.Sequential) -> None:
+    def __init__(self, network: nn.Sequential, unit: float = 1.0) -> None:
         names, held = zip(*network.named_parameters(), strict=True)
         *first, a, a_bias, log_variance, log_bias_variance, b, b_bias = held
         parts = [*first, torch.cat([a, b]), torch.cat([a_bias, b_bias]), log_variance, log_bias_variance]
         speeds = [_SPEEDS.get(name.rpartition(".")[2], 1.0) for name in (*names[:-6], "head", "bias", *names[-4:-2])]
         self.vector = _joined(parts)
-        self.speed = _joined([torch.full_like(part, speed) for part, speed in zip(parts, speeds, strict=True)])
+        speed = [torch.full_like(part, speed) for part, speed in zip(parts, speeds, strict=True)]
+        components = len(b_bias) // 3
+        for of_head in speed[-4:-2]:
+            of_head[1 + components : 1 + 2 * components] *= unit
+        self.speed = _joined(speed)
         self.gradient, self.mean, self.square = (torch.zeros_like(self.vector) for _ in range(3))
         self.layers, self.gradients = (_Layers.of(_split(whole, parts)) for whole in (self.vector, self.gradient))
         self.taken = 0
