@@ -49,7 +49,8 @@ def compact_network(features: int, hidden: Sequence[int], likelihood: GaussianMi
         before = after
     location = GaussianLinear(before, 1, initial_variance=0.01 / before)
     shape = Linear(before, likelihood.outputs - 1)
-    weight, bias = torch.randn(likelihood.outputs, before) / math.sqrt(before), torch.zeros(likelihood.outputs)
+    weight = torch.randn(likelihood.outputs, before, device="cpu") / math.sqrt(before)
+    bias = torch.zeros(likelihood.outputs, device="cpu")
     likelihood.initialise(weight, bias)
     with torch.no_grad():
         for part, chosen in ((location, slice(0, 1)), (shape, slice(1, None))):
@@ -225,8 +226,8 @@ def train(network: nn.Sequential, lesson: Lesson, steps: int, seed: int, progres
     with training_progress(progress) as bar:
         task = bar.add_task("compact network", total=steps, loss=math.nan)
         for step in range(steps):
-            at = torch.randint(len(lesson.z), (_BATCH,), generator=generator)
-            at[:of_given] = torch.randint(lesson.given, (of_given,), generator=generator)
+            at = torch.randint(len(lesson.z), (_BATCH,), generator=generator, device="cpu")
+            at[:of_given] = torch.randint(lesson.given, (of_given,), generator=generator, device="cpu")
             found = learn(parameters.layers, parameters.gradients, lesson.batch(at, step))
             parameters.step(learning_rate(_PEAK, (step + 1) / steps))
             if step % _SHOWN_EVERY == 0:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from mpgelu import native
 from mpgelu.research.bench.accuracy import accuracy
+from mpgelu.research.bench.compiled import compiled as compilation
 from mpgelu.research.bench.conversion import conversion
 from mpgelu.research.bench.deployment import onnx_latency
 from mpgelu.research.bench.estimator import imports, prediction
@@ -34,6 +35,7 @@ SECTIONS: dict[str, Callable[[Settings], Rows]] = {
     "workers": workers,
     "kernels": kernels,
     "memory": memory,
+    "compile": compilation,
 }
 
 
