@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mpgelu import native
 from mpgelu.likelihoods import HeteroscedasticGaussian
@@ -19,7 +19,7 @@ from mpgelu.networks.whole import WIDEST, as_function
 from mpgelu.research.bench.measure import in_turns
 from mpgelu.research.bench.sections import FEATURES, RATE, Rows, Settings
 
-# title, moments, units, rows, settings of the network; the kernels know only the first.
+# Title, moments, units, rows, and settings of the network.
 _CASES: tuple[tuple[str, type[Moments], int, int, dict[str, Any]], ...] = (
     ("diagonal", DiagonalMoments, 512, 256, {}),
     ("diagonal", DiagonalMoments, 1024, 256, {}),
@@ -73,5 +73,3 @@ def _step(forward: Callable[[Any], Any], kind: Any, x: Tensor, y: Tensor, kernel
     with nullcontext() if kernels else native.disabled():
         loss = -HeteroscedasticGaussian().expected_log_prob(forward(kind.certain(x)), y).mean()
         loss.backward()  # type: ignore[no-untyped-call]
-    if isinstance(forward, nn.Module):
-        forward.zero_grad()

@@ -17,6 +17,7 @@ from mpgelu.research.bench.estimator import imports, prediction
 from mpgelu.research.bench.estimator import threads as thread_scaling
 from mpgelu.research.bench.feature_errors import feature_errors
 from mpgelu.research.bench.kernels import kernels
+from mpgelu.research.bench.many_rows import many_rows
 from mpgelu.research.bench.memory import memory
 from mpgelu.research.bench.report import Results, environment
 from mpgelu.research.bench.sections import FEATURES, Rows, Settings
@@ -36,6 +37,7 @@ SECTIONS: dict[str, Callable[[Settings], Rows]] = {
     "kernels": kernels,
     "memory": memory,
     "compile": compilation,
+    "rows": many_rows,
 }
 
 
