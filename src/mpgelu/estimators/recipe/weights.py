@@ -105,8 +105,8 @@ def fit_width(means: Array, log_variance: Array, y: Array, weights: Array, row_w
         row_weights: Weights of the rows, with mean one, ``(rows,)``.
     """
     average = weights @ means
-    found = y - average, means - average, np.exp(np.clip(log_variance, -60, 60)), np.log(weights)
-    errors, apart, variance, log_weights = (torch.as_tensor(part, device="cpu") for part in found)
+    arrays = y - average, means - average, np.exp(np.clip(log_variance, -60, 60)), np.log(weights)
+    errors, apart, variance, log_weights = (torch.as_tensor(part, device="cpu") for part in arrays)
     shares, rows = torch.as_tensor(row_weights, device="cpu") / len(y), len(y)
 
     def log_density(spread: Tensor, scale: Tensor, share: Tensor, width: Tensor, offset: Tensor) -> Tensor:
