@@ -45,7 +45,7 @@ def _case(title: str, kind: type[Moments], width: int, rows: int, options: dict[
     trained = network(FEATURES, (width, width), rate=RATE, **options)
     x, y = torch.randn(rows, FEATURES), torch.randn(rows)
     has_kernel = not options and (kind is DiagonalMoments or width <= WIDEST)
-    forwards = {"eager": trained, "compiled": torch.compile(trained, fullgraph=True)}
+    forwards: dict[str, Callable[[Any], Any]] = {"eager": trained, "compiled": torch.compile(trained, fullgraph=True)}
     forwards |= {"kernel": as_function(trained)} if has_kernel else {}
     table: Rows = []
     for task, run in (("prediction", _predict), ("training step", _step)):
