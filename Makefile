@@ -23,6 +23,7 @@ test: $(INSTALLED)  ## lint, types, all tests and doctests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
 test-engines: $(INSTALLED)  ## members over workers and scoring on Ray and Spark (needs Java 17), beside Dask
+	@java -version > /dev/null 2>&1 || { echo "test-engines: Spark needs Java 17 (openjdk-17-jre-headless)" >&2; exit 1; }
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dask,ray,spark]'
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/estimators/test_groups.py tests/tables/test_engines.py
 

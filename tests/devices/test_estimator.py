@@ -3,12 +3,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import mpgelu as mp
+from mpgelu.tables import TableModel
 
 SCRIPT = Path(__file__).parent / "accelerator.py"
 X = np.linspace(0, 1, 40)[:, None]
@@ -48,3 +51,38 @@ def test_a_device_is_kept_in_the_file(tmp_path: Path) -> None:
     loaded = mp.load(tmp_path / "model.mpgelu")
     assert loaded.device == "cpu"
     np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+
+
+def test_the_default_device_of_torch_changes_nothing(tmp_path: Path) -> None:
+    """With "meta" as default, every tensor that is created without a device would have no values."""
+    settings: dict[str, Any] = {"hidden": (8,), "steps": 10, "folds": 2, "random_state": 0}
+
+    def results(folder: Path) -> list[Any]:
+        model = mp.MPGELURegressor(**settings).fit(X, Y)
+        folder.mkdir()
+        model.save(folder / "model.mpgelu")
+        loaded: mp.MPGELURegressor = mp.load(folder / "model.mpgelu")
+        numbers = [*loaded.predict_parts(X), *model.predict_interval(X), model.predict(X, input_std=0.1)]
+        numbers += [model.calibrate(X, Y).predict_interval(X)[0], mp.attribute(loaded, X[:3]).to_numpy()]
+        audit = mp.verify(loaded, X[:2], draws=200)
+        return [*numbers, str(audit)]
+
+    expected = results(tmp_path / "before")
+    with torch.device("meta"):
+        found = results(tmp_path / "during")
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_stream_is_trained_on_the_same_whatever_the_default_device(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    frame = pd.DataFrame(generator.normal(size=(1200, 2)), columns=["a", "b"])
+    frame.assign(y=frame["a"] + 0.1 * generator.normal(size=1200)).to_parquet(tmp_path / "table.parquet")
+
+    def model() -> TableModel:
+        return TableModel.fit(tmp_path, "y", stream=True, steps=5, folds=2, hidden=(8,), random_state=0)
+
+    expected = model().predict(frame)
+    with torch.device("meta"):
+        found = model().predict(frame)
+    pd.testing.assert_frame_equal(found, expected, rtol=0, atol=0)

@@ -1,3 +1,4 @@
+import functools
 import json
 from pathlib import Path
 
@@ -8,11 +9,12 @@ from typer.testing import CliRunner
 from mpgelu import FactoredMoments, InputError, native, paper_network
 from mpgelu.cli import app
 from mpgelu.moments import FullMoments
-from mpgelu.research.bench import report, workers
+from mpgelu.research.bench import compiled, report, workers
 from mpgelu.research.bench.baselines import MCDropout, SharedMasks, exact_by_hand, paper_relu
 from mpgelu.research.bench.feature_errors import by_set
 from mpgelu.research.bench.in_docs import update_docs
 from mpgelu.research.bench.measure import in_turns, special_functions
+from mpgelu.research.bench.sections import Settings
 
 SIZES = {"worst": 0.0123, "average": 0.0099, "se": 0.0041}
 
@@ -205,6 +207,40 @@ def test_a_page_gets_the_tables_whose_marks_it_has(tmp_path: Path) -> None:
     page.write_text("no marks")
     with pytest.raises(InputError, match="feature-errors, conversion, onnx, workers"):
         update_docs(results, page)
+
+
+def test_the_table_of_rows_goes_where_its_marks_are(tmp_path: Path) -> None:
+    docs = tmp_path / "docs.md"
+    docs.write_text("<!-- rows:start -->\nold\n<!-- rows:end -->\n")
+    arguments = ["--sections", "rows", "--quick", "--rounds", "1", "-o", str(tmp_path / "out"), "--docs", str(docs)]
+    result = CliRunner().invoke(app, ["bench", *arguments])
+    assert result.exit_code == 0, result.output
+    (first, *_) = json.loads((tmp_path / "out" / "bench.json").read_text())["rows"]
+    assert first["fit, rows per second"] == pytest.approx(60 / first["fit, s"])
+    assert 0.1 < first["error of the mean"] < 3
+    assert "| 60 | MP-GELU |" in docs.read_text()
+
+
+def test_the_clock_of_turns_can_be_chosen() -> None:
+    times = iter(range(100))
+    found = in_turns({"a": lambda: next(times)}, rounds=2, clock=lambda: float(next(times)))
+    assert found["a"].best == found["a"].median == 2.0  # the function itself takes a tick
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own modules
+def test_a_compiled_network_is_one_graph_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = functools.partial(torch.compile, backend="aot_eager")  # the graph, without minutes of a C++ compiler
+    monkeypatch.setattr(torch, "compile", compiler)
+    monkeypatch.setattr(native, "can_compile", lambda: True)
+    table = compiled.compiled(Settings(rounds=1, quick=True))
+    assert [(row["moments"], row["task"]) for row in table][:2] == [
+        ("diagonal", "prediction"),
+        ("diagonal", "training step"),
+    ]
+    for row in table:
+        assert row["times faster than eager"] == pytest.approx(row["eager, ms"] / row["compiled, ms"])
+        assert (row["kernel, ms"] == "-") == ("Gaussian" in row["moments"])
+    assert not compiled.compiled(Settings(compiled=False))
 
 
 def test_numbers_of_workers_double_up_to_the_cores() -> None:

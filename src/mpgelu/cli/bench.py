@@ -20,7 +20,7 @@ def bench(
         str,
         typer.Option(
             help="inference, training, models, latency, growth, counts, conversion, accuracy, feature-errors, onnx, "
-            "workers, prediction, threads, imports, kernels, memory."
+            "workers, prediction, threads, imports, kernels, memory, compile, rows."
         ),
     ] = "all",
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,

@@ -72,7 +72,7 @@ def from_torch(module: nn.Module, *, example: Tensor | None = None) -> tuple[Con
 
     network, rows = ConvertedNetwork(nodes[0].name), []
     taken = {str(node.target).split(".")[0] for node in nodes if node.op in ("call_module", "get_attr")}
-    like, theirs = next(root.parameters(), torch.empty(0)), set(root.modules())
+    like, theirs = next(root.parameters(), torch.empty(0, device="cpu")), set(root.modules())
     for node in nodes:
         path = str(node.target)
         if node.op == "get_attr":

@@ -145,7 +145,7 @@ def distilled(
     rng = np.random.default_rng(seed)
     if len(X) > _MOST_GIVEN:
         X = X[rng.permutation(len(X))[:_MOST_GIVEN]]
-    rows = torch.as_tensor(np.concatenate([X, made_rows(X, ensemble.scaling, _MADE_ROWS, rng)]))
+    rows = torch.as_tensor(np.concatenate([X, made_rows(X, ensemble.scaling, _MADE_ROWS, rng)]), device="cpu")
     teacher = _in_standard_units(ensemble)
     lesson = Lesson.of(teacher, rows, len(X), seed)
     likelihood = GaussianMixture(components)
@@ -154,7 +154,7 @@ def distilled(
         train(network, lesson, steps, seed, progress)
     compact = Ensemble(
         [Stack([network])],
-        torch.ones(1, dtype=torch.float64),
+        torch.ones(1, dtype=torch.float64, device="cpu"),
         likelihood,
         copy.deepcopy(ensemble.scaling),
         ensemble.target_mean.clone(),
@@ -167,7 +167,7 @@ def _in_standard_units(ensemble: Ensemble) -> Ensemble:
     """Return an ensemble with the same networks for a target of scale one, without the variance of extrapolation."""
     scaling = copy.deepcopy(ensemble.scaling)
     scaling.reach.zero_()
-    zero, one = (torch.tensor(number, dtype=torch.float64) for number in (0.0, 1.0))
+    zero, one = (torch.tensor(number, dtype=torch.float64, device="cpu") for number in (0.0, 1.0))
     return Ensemble(
         ensemble.each_stack(),
         ensemble.weights,

@@ -94,7 +94,7 @@ class Ensemble(nn.Module):
         self.register_buffer("weights", weights)
         self.register_buffer("target_mean", target_mean)
         self.register_buffer("target_scale", target_scale)
-        self.register_buffer("spread", torch.tensor(spread))
+        self.register_buffer("spread", torch.tensor(spread, device="cpu"))
 
     def __len__(self) -> int:
         """Number of networks."""
@@ -223,11 +223,11 @@ class Ensemble(nn.Module):
         with torch.device("meta"):
             ensemble = cls(
                 stacks,
-                torch.empty(sum(map(len, stacks)), dtype=torch.float64),
+                torch.empty(sum(map(len, stacks)), dtype=torch.float64, device="cpu"),
                 likelihoods.build(about["likelihood"]),
                 FeatureScale.identity(features),
-                torch.empty((), dtype=torch.float64),
-                torch.empty((), dtype=torch.float64),
+                torch.empty((), dtype=torch.float64, device="cpu"),
+                torch.empty((), dtype=torch.float64, device="cpu"),
                 moment_types.type_of(about["moments"]),  # type: ignore[arg-type]
                 noise,
             )
@@ -260,7 +260,7 @@ class MemberOutputs(Members):
         """Return the members of an ensemble, or ``None`` if its distribution is not exactly their mixture."""
         members = MemberOutputs(ensemble)
         uncorrelated = members.known or ensemble.moment_type is DiagonalMoments
-        return members if uncorrelated and members.gaussians(torch.zeros(())) is not None else None
+        return members if uncorrelated and members.gaussians(torch.zeros((), device="cpu")) is not None else None
 
     @property
     def known(self) -> bool:
@@ -276,7 +276,7 @@ class MemberOutputs(Members):
     def weights(self) -> Tensor:
         """Weights of the members, ``(M,)``, float64."""
         weights = self.ensemble.weights.double()
-        return torch.cat([part.share * weights for part in self.gaussians(torch.zeros(())) or []])
+        return torch.cat([part.share * weights for part in self.gaussians(torch.zeros((), device="cpu")) or []])
 
     @property
     def centers(self) -> Tensor | None:
@@ -285,11 +285,12 @@ class MemberOutputs(Members):
         It averages over the members of a network with their shares. ``None`` if all members have the mean of their
         network, as for noise without offsets.
         """
-        parts = self.gaussians(torch.zeros(())) or []
+        parts = self.gaussians(torch.zeros((), device="cpu")) or []
         if not any(part.offset is not None for part in parts):
             return None
-        shares = torch.tensor([part.share for part in parts], dtype=torch.float64)
-        return torch.kron(shares.expand(len(parts), -1), torch.eye(len(self.ensemble), dtype=torch.float64))
+        shares = torch.tensor([part.share for part in parts], dtype=torch.float64, device="cpu")
+        identity = torch.eye(len(self.ensemble), dtype=torch.float64, device="cpu")
+        return torch.kron(shares.expand(len(parts), -1), identity)
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return means and variances of the outputs (mean, log-variance) of all members, after the shrinkage.

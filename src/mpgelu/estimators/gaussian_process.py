@@ -158,7 +158,8 @@ def fit_process(X: Tensor, y: Tensor, limit: float, folds: Folds) -> LeftOut:
         limit: Smooth limit of the features; see :class:`mpgelu.networks.FeatureScale`.
         folds: The folds.
     """
-    process = GaussianProcess(*X.shape)
+    with X.device:
+        process = GaussianProcess(*X.shape)
     process.limit.fill_(limit)
     state, target = dict(process.named_buffers()), y.double()
     unlimited = _standardised(X.double(), state)
@@ -168,7 +169,8 @@ def fit_process(X: Tensor, y: Tensor, limit: float, folds: Folds) -> LeftOut:
     chosen = np.random.default_rng(0).permutation(len(x))[:_ROWS_OF_SEARCH]
     process.kernel.copy_(_most_likely_kernel(x[chosen], target[chosen]))
     process.points.copy_(x)
-    covariance = _kernel(process.kernel, x, x) + _noise_variance(process.kernel) * torch.eye(len(x), dtype=x.dtype)
+    identity = torch.eye(len(x), dtype=x.dtype, device=x.device)
+    covariance = _kernel(process.kernel, x, x) + _noise_variance(process.kernel) * identity
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(covariance))
     with torch.no_grad():
         process.weight.copy_(inverse @ target)
@@ -213,13 +215,13 @@ def _most_likely_kernel(x: Tensor, y: Tensor) -> Tensor:
         x: Standardised features, ``(rows, n)``.
         y: Targets, ``(rows,)``.
     """
-    n, identity = x.shape[1], torch.eye(len(x), dtype=x.dtype)
-    start = torch.tensor([0.5 * math.log(n)] * n + [0.0, math.log(0.3), math.log(0.5)], dtype=x.dtype)
-    center = torch.tensor([1.0] * n + [0.0, -2.0, -1.0], dtype=x.dtype)
-    width = torch.tensor([1.5] * n + [1.0, 2.0, 1.5], dtype=x.dtype)
+    n, identity = x.shape[1], torch.eye(len(x), dtype=x.dtype, device=x.device)
+    start = torch.tensor([0.5 * math.log(n)] * n + [0.0, math.log(0.3), math.log(0.5)], dtype=x.dtype, device=x.device)
+    center = torch.tensor([1.0] * n + [0.0, -2.0, -1.0], dtype=x.dtype, device=x.device)
+    width = torch.tensor([1.5] * n + [1.0, 2.0, 1.5], dtype=x.dtype, device=x.device)
 
     def loss(values: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        parameters = torch.tensor(values, requires_grad=True)
+        parameters = torch.tensor(values, requires_grad=True, device="cpu")
         with torch.enable_grad():
             covariance = _kernel(parameters, x, x) + _noise_variance(parameters) * identity
             root, failed = torch.linalg.cholesky_ex(covariance)
@@ -232,4 +234,4 @@ def _most_likely_kernel(x: Tensor, y: Tensor) -> Tensor:
         return total.item(), parameters.grad.numpy()
 
     found = minimize(loss, start.numpy(), jac=True, method="L-BFGS-B", options={"maxiter": _STEPS_OF_SEARCH})
-    return torch.as_tensor(found.x)
+    return torch.as_tensor(found.x, device="cpu")

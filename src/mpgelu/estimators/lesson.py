@@ -130,8 +130,8 @@ def spread_values(distribution: Predictive, count: int, generator: torch.Generat
         sets: Number of independent sets.
     """
     rows, dtype = distribution.means.shape[0], distribution.means.dtype
-    shifts = torch.rand(2, rows, sets, 1, generator=generator, dtype=dtype)
-    places = torch.arange(count, dtype=dtype)
+    shifts = torch.rand(2, rows, sets, 1, generator=generator, dtype=dtype, device="cpu")
+    places = torch.arange(count, dtype=dtype, device="cpu")
     which, where = ((places + shifts[0]) / count).flatten(1), ((places * _GOLDEN + shifts[1]) % 1).flatten(1)
     steps = distribution.log_weights.exp().expand_as(distribution.means).cumsum(-1)
     component = torch.searchsorted(steps / steps[:, -1:], which).clamp_max(steps.shape[-1] - 1)
@@ -155,7 +155,7 @@ def made_rows(X: Array, scaling: FeatureScale, count: int, rng: np.random.Genera
         rng: Random number generator.
     """
     known = X[rng.permutation(len(X))[:_MOST_NEIGHBOURS_OF]]
-    z = scaling(torch.as_tensor(known)).numpy()
+    z = scaling(torch.as_tensor(known, device="cpu")).numpy()
     count_of_near = min(_NEIGHBOURS, len(known) - 1)
     base = rng.integers(len(known), size=count)
     rows = known[base]

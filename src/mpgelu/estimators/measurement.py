@@ -88,9 +88,9 @@ def error_points(features: int) -> ErrorPoints:
         features: Number k of features with an error.
     """
     if features == 0:
-        return ErrorPoints(torch.zeros(1, 0, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
+        return ErrorPoints(torch.from_numpy(np.zeros((1, 0))), torch.from_numpy(np.ones(1)))
     if features == 1:
-        single, log_weights = normal_nodes(_ALONE, torch.zeros((), dtype=torch.float64))
+        single, log_weights = normal_nodes(_ALONE, torch.zeros((), dtype=torch.float64, device="cpu"))
         return ErrorPoints(single[:, None], log_weights.exp())
     count = max(_FEWEST, 2 ** math.ceil(math.log2(_PER_FEATURE * features)))
     nodes = _kronecker(count, features)

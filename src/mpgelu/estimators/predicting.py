@@ -245,9 +245,10 @@ class Predicting:
 
     def _distribution(self, values: Array, errors: Array | None, rows: slice, nodes: int) -> Predictive:
         """Return the distributions of some rows."""
-        x = torch.tensor(values[rows], dtype=torch.float64)
+        x = torch.tensor(values[rows], dtype=torch.float64, device="cpu")
         with torch.no_grad():
-            distribution: Predictive = self.ensemble_(x, None if errors is None else torch.tensor(errors[rows]), nodes)
+            stds = None if errors is None else torch.tensor(errors[rows], device="cpu")
+            distribution: Predictive = self.ensemble_(x, stds, nodes)
         return distribution
 
     def _by_chunk(

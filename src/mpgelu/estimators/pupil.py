@@ -54,7 +54,8 @@ def compact_network(
         before = after
     location = GaussianLinear(before, 1, initial_variance=0.01 * unit**2 / before)
     shape = Linear(before, likelihood.outputs - 1)
-    weight, bias = torch.randn(likelihood.outputs, before) / math.sqrt(before), torch.zeros(likelihood.outputs)
+    weight = torch.randn(likelihood.outputs, before, device="cpu") / math.sqrt(before)
+    bias = torch.zeros(likelihood.outputs, device="cpu")
     likelihood.initialise(weight, bias)
     offsets, log_noises = (slice(1 + i * likelihood.components, 1 + (i + 1) * likelihood.components) for i in (1, 2))
     weight[offsets] *= unit
@@ -238,8 +239,8 @@ def train(network: nn.Sequential, lesson: Lesson, steps: int, seed: int, progres
     with training_progress(progress) as bar:
         task = bar.add_task("compact network", total=steps, loss=math.nan)
         for step in range(steps):
-            at = torch.randint(len(lesson.z), (_BATCH,), generator=generator)
-            at[:of_given] = torch.randint(lesson.given, (of_given,), generator=generator)
+            at = torch.randint(len(lesson.z), (_BATCH,), generator=generator, device="cpu")
+            at[:of_given] = torch.randint(lesson.given, (of_given,), generator=generator, device="cpu")
             found = learn(parameters.layers, parameters.gradients, lesson.batch(at, step))
             parameters.step(learning_rate(_PEAK, (step + 1) / steps))
             if step % _SHOWN_EVERY == 0:

@@ -175,9 +175,9 @@ class MPGELURegressor(Predicting, Streaming, Distilling, RegressorMixin, BaseEst
         check_memory(settings, features.shape[1])
         scaling, (target_mean, target_scale) = robust_scale(features), target_scales(target, weights)
         rows = Rows(
-            scaling(torch.as_tensor(features)).float(),
-            torch.as_tensor((target - target_mean) / target_scale, dtype=torch.float32),
-            torch.as_tensor(weights / weights.mean(), dtype=torch.float32),
+            scaling(torch.as_tensor(features, device="cpu")).float(),
+            torch.as_tensor((target - target_mean) / target_scale, dtype=torch.float32, device="cpu"),
+            torch.as_tensor(weights / weights.mean(), dtype=torch.float32, device="cpu"),
         )
         folder, show = None if self.checkpoint is None else Path(self.checkpoint), bool(self.verbose)
         trained = train(rows, settings, start=previous, checkpoint=folder, progress=show, n_jobs=self.n_jobs)
@@ -201,7 +201,7 @@ class MPGELURegressor(Predicting, Streaming, Distilling, RegressorMixin, BaseEst
         check_is_fitted(self, "ensemble_")
         arrays, about = self.ensemble_.described()
         if self.calibration_scores_ is not None:
-            arrays["calibration_scores"] = torch.as_tensor(self.calibration_scores_)
+            arrays["calibration_scores"] = torch.as_tensor(self.calibration_scores_, device="cpu")
         about |= {
             "params": {name: plain(value) for name, value in self.get_params().items()},
             "kind_weights": list(self.kind_weights_.items()),

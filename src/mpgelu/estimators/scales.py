@@ -51,7 +51,7 @@ def robust_scale(X: Array) -> FeatureScale:
     scale = np.where(spread > 0, np.maximum(spread, _LEAST_SHARE * stddev), _typical_distance(distance))
     scale = np.where(constant, 1.0, scale)
     scaled = distance / scale
-    numbers = (torch.as_tensor(part) for part in (center, scale, scaled.min(axis=0), scaled.max(axis=0)))
+    numbers = (torch.as_tensor(part, device="cpu") for part in (center, scale, scaled.min(axis=0), scaled.max(axis=0)))
     center_, scale_, lower, upper = numbers
     return FeatureScale(center_, scale_, LIMIT, lower, upper, _REACH)
 

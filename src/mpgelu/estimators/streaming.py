@@ -88,8 +88,8 @@ class Streaming:
             trained.weights,
             trained.likelihood,
             scaling,
-            torch.tensor(target_mean, dtype=torch.float64),
-            torch.tensor(target_scale, dtype=torch.float64),
+            torch.tensor(target_mean, dtype=torch.float64, device="cpu"),
+            torch.tensor(target_scale, dtype=torch.float64, device="cpu"),
             trained.moments,
             trained.noise,
             trained.spread,
@@ -102,5 +102,5 @@ class Streaming:
 
 def _scaled(scaling: FeatureScale, target_mean: float, target_scale: float, block: Block) -> Rows:
     """Return a block of raw rows as scaled float32 rows of weight one."""
-    y = torch.as_tensor((block.y - target_mean) / target_scale, dtype=torch.float32)
-    return Rows(scaling(torch.as_tensor(block.X)).float(), y, torch.ones_like(y))
+    y = torch.as_tensor((block.y - target_mean) / target_scale, dtype=torch.float32, device="cpu")
+    return Rows(scaling(torch.as_tensor(block.X, device="cpu")).float(), y, torch.ones_like(y))

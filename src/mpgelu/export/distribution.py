@@ -130,7 +130,8 @@ def _quantiles(
         members = _Mixture.of(centers, stddevs, weights[:, None], levels)
         y = y - members.step(y).halley if noise_variance is None else _root(members, y, deviation)
     if noise_variance is None:
-        z, log_weights = (part.numpy() for part in normal_nodes(nodes, torch.zeros((), dtype=torch.float64)))
+        like = torch.zeros((), dtype=torch.float64, device="cpu")
+        z, log_weights = (part.numpy() for part in normal_nodes(nodes, like))
         mixture = _Mixture.of(*_over_noise(outputs, centers, z), np.outer(weights, np.exp(log_weights)), levels)
         y = _root(mixture, y, deviation)
     return y.reshape(len(levels), -1)

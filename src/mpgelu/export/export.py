@@ -163,7 +163,7 @@ def _form(parts: Parts, offset: float) -> _Form | None:
     """
     of_networks, kind = parts.noise is None and parts.spread == 1, type(parts.likelihood)
     if of_networks and kind is Gaussian:
-        noise = float(parts.likelihood.noise(torch.zeros(1))) * parts.target_scale**2
+        noise = float(parts.likelihood.noise(torch.zeros(1, device="cpu"))) * parts.target_scale**2
         scale, shift = map(np.array, Gaussian.in_unit(parts.target_scale, offset))
         return _Form(scale, shift, noise, by_member=False)
     own = of_networks and kind is HeteroscedasticGaussian
@@ -186,7 +186,7 @@ def _check_likelihood(
         if given is not None:
             raise InputError("export_onnx: likelihood is for networks; this model has its own, leave it out")
         return
-    like = next(parts.networks[0].parameters(), torch.empty(0))
+    like = next(parts.networks[0].parameters(), torch.empty(0, device="cpu"))
     with torch.no_grad():
         found = parts.networks[0](like.new_zeros(1, len(parts.feature_names))).shape[-1]
     if found != outputs:

@@ -114,6 +114,7 @@ def _numbers(network: nn.Module, layer: MaskedLinear) -> tuple[Tensor, ...]:
     if isinstance(module, GaussianLinear):
         held = module.bias_variance
         variances = module.weight_variance.double(), variances[1] if held is None else held.double()
-    rate = network.get_buffer(f"{layer.dropout}.rate").double() if layer.dropout else torch.zeros(()).double()
-    mask = (torch.as_tensor(part, dtype=torch.float64).reshape(1, 1) for part in mask_moments(rate, layer.rescale))
+    rate = network.get_buffer(f"{layer.dropout}.rate") if layer.dropout else torch.zeros((), device="cpu")
+    moments = mask_moments(rate.double(), layer.rescale)
+    mask = (torch.as_tensor(part, dtype=torch.float64, device="cpu").reshape(1, 1) for part in moments)
     return weight.mT, bias[None], variances[0].mT, variances[1][None], *mask

@@ -150,7 +150,7 @@ def whole(x: Value, parts: Parts, levels: Sequence[float]) -> Distribution:
     """
     module, features = _Whole(parts), len(parts.feature_names)
     with torch.no_grad():
-        components = module(torch.zeros(1, features))[-1].shape[-1]
+        components = module(torch.zeros(1, features, device="cpu"))[-1].shape[-1]
     mean, stddev, epistemic, aleatoric, means, stddevs, weights = _traced(module, x, features, row_axis=0)
     quantiles = quantiles_by_row(means, stddevs, weights, components, stddev, levels) if levels else None
     return Distribution(mean, stddev, epistemic, aleatoric, quantiles)
@@ -165,7 +165,7 @@ def _traced(module: nn.Module, x: Value, features: int, row_axis: int) -> list[V
         try:
             program = torch.onnx.export(
                 module.eval().requires_grad_(False),
-                (torch.zeros(7, features),),
+                (torch.zeros(7, features, device="cpu"),),
                 dynamo=True,
                 dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
                 opset_version=OPSET,

@@ -125,7 +125,7 @@ def attribute(
     if input_std is None:
         _, totals = _split(networks, parts, raw, named)
     else:
-        errors = torch.tensor(checked_errors("attribute", input_std, tuple(raw.shape)))
+        errors = torch.tensor(checked_errors("attribute", input_std, tuple(raw.shape)), device=raw.device)
         totals = _with_errors(networks, parts, raw, errors, named)
     return _tidy(list(totals), torch.cat(list(totals.values()), -1).numpy() * parts.target_scale**2)
 
@@ -156,7 +156,7 @@ def _split(
         for source, variance in split.items():
             if not named and source.units != tuple(parts.feature_names):
                 source, variance = replace(source, units=("",)), variance.sum(-1, keepdim=True)
-            totals[source] = totals.get(source, torch.zeros(())) + weight * variance
+            totals[source] = totals.get(source, torch.zeros((), device="cpu")) + weight * variance
     if parts.scaling.reach > 0:
         totals[_Source("distance", "input", tuple(parts.feature_names))] = parts.scaling.extrapolation(raw)
     if parts.members is not None:

@@ -79,10 +79,16 @@ def folder_of(rows: int) -> Iterator[Path]:
 
 
 def write_rows(folder: Path, rows: int) -> None:
-    """Write Parquet files with so many rows together into a folder."""
+    """Write Parquet files with so many rows together into a folder; a file that is there already stays.
+
+    Random numbers hardly repeat, so that a dictionary of them would take 18 times as long to write, and more space.
+    """
     for number, start in enumerate(range(0, rows, _ROWS_OF_FILE)):
-        table = pa.Table.from_pandas(rows_of(number, min(_ROWS_OF_FILE, rows - start)), preserve_index=False)
-        pq.write_table(table, folder / f"{number:04}.parquet", row_group_size=_ROWS_OF_GROUP)
+        path = folder / f"{number:04}.parquet"
+        if not path.exists():
+            table = pa.Table.from_pandas(rows_of(number, min(_ROWS_OF_FILE, rows - start)), preserve_index=False)
+            pq.write_table(table, path.with_suffix(".part"), row_group_size=_ROWS_OF_GROUP, use_dictionary=False)
+            path.with_suffix(".part").replace(path)
 
 
 def score(model: TableModel, test: pd.DataFrame) -> Numbers:
@@ -150,6 +156,7 @@ def scored(folder: Path) -> Numbers:
     count, squares, log_density, truth = map(float, sums)
     return {
         "rows": int(count),
+        "trained_on": model.rows,
         "peak_memory_mb": _peak_memory(),
         **_rates(int(count), started, _clocks()),
         "rmse": float(np.sqrt(squares / count)),
@@ -204,7 +211,9 @@ def tables(found: Numbers) -> str:
 def _memory_table(fit: Numbers, score: Numbers | None) -> list[str]:
     rows = [("fit, one epoch", fit)]
     if score:
-        rows.append((f"score (log-likelihood {score['log_likelihood']:.3f}; truth {score['truth']:.3f})", score))
+        by = "" if score["trained_on"] == fit["rows"] else f" by a model of {score['trained_on']:,} rows"
+        found = f"log-likelihood {score['log_likelihood']:.3f}; truth {score['truth']:.3f}"
+        rows.append((f"score{by} ({found})", score))
     title = f"{fit['rows']:,} rows, {fit['gigabytes']:.2f} GB of Parquet"
     lines = [f"| {title} | peak memory | rows per processor second | processor seconds |", "|---|---|---|---|"]
     for name, numbers in rows:

@@ -52,7 +52,7 @@ class Evaluation:
             lower: Lower ends of the intervals.
             upper: Upper ends of the intervals.
         """
-        y = torch.tensor(actual)
+        y = torch.tensor(actual, device="cpu")
         return Evaluation(
             actual=actual,
             mean=distribution.mean.numpy(),
@@ -75,7 +75,7 @@ class Evaluation:
             stddev: Standard deviation of the training targets.
             level: Level of the interval.
         """
-        means = torch.full((len(actual),), mean, dtype=torch.float64)
+        means = torch.full((len(actual),), mean, dtype=torch.float64, device="cpu")
         same = Predictive.gaussian(means, torch.zeros_like(means), torch.full_like(means, stddev**2))
         lower, upper = same.interval(level)
         return Evaluation.of(actual, same, lower.numpy(), upper.numpy())

@@ -81,7 +81,7 @@ class Keeper:
         """Raise a :class:`DataError` if an array is missing, or has another shape or dtype than :meth:`write` gives."""
         wanted = self.trainer.state()
         for name, like in wanted.items():
-            found = arrays.get(name, torch.empty(0))
+            found = arrays.get(name, torch.empty(0, device="cpu"))
             if (found.shape, found.dtype) != (like.shape, like.dtype):
                 raise DataError(f"its array {name!r} is missing, or has another shape or type")
 

@@ -37,7 +37,7 @@ class Rows:
         only, new rows are expected to be duplicates, too, and all rows keep their weights.
         """
         _, group, size = np.unique(self.X.numpy(), axis=0, return_inverse=True, return_counts=True)
-        weights = self.weights * torch.as_tensor(size[group.reshape(-1)] == 1)
+        weights = self.weights * torch.as_tensor(size[group.reshape(-1)] == 1, device="cpu")
         if (weights > 0).sum() < max(_FEWEST_JUDGES, _LEAST_SHARE_OF_JUDGES * len(weights)):
             return self
         return replace(self, weights=weights / weights.mean())
@@ -77,7 +77,7 @@ class Folds:
         trained = np.stack([random.permutation(train)[:shortest] for train, _ in split])
         held = np.stack([np.resize(held, longest) for _, held in split])
         counts = np.stack([np.arange(longest) < len(held) for _, held in split])
-        return Folds(*map(torch.as_tensor, (trained, held, counts)))
+        return Folds(*(torch.as_tensor(part, device="cpu") for part in (trained, held, counts)))
 
     def gather(self, values: Tensor) -> Tensor:
         """Return values of held-out rows in the order of all rows.
@@ -126,4 +126,4 @@ class Batches:
             return self._orders[epoch]
         seed = int(np.random.SeedSequence((self.seed, epoch)).generate_state(1)[0])
         generator = torch.Generator().manual_seed(seed)
-        return torch.rand(self.trained.shape, generator=generator, dtype=torch.float32).argsort(1)
+        return torch.rand(self.trained.shape, generator=generator, dtype=torch.float32, device="cpu").argsort(1)

@@ -69,7 +69,8 @@ def train_head(
     with single_precision(seed):
         stack = Stack([network(inputs.shape[1], _HIDDEN, 1, nonlinearity=SiLU, rate=0) for _ in folds.trained])
     _start_constant(stack)
-    numbers = (torch.tensor(2 * math.log(typical)).float(), kind_weights.float(), torch.tensor(1.0).float())
+    typical_log, one = (torch.tensor(number, device="cpu").float() for number in (2 * math.log(typical), 1.0))
+    numbers = (typical_log, kind_weights.float(), one)
     head = NoiseHead(stack, center, scale, *numbers, mean_range(y))
     x, target = head.scaled(inputs), (residuals / typical).clamp(-1e3, 1e3)
     if not constant:
@@ -116,7 +117,7 @@ def _fit(
             group["lr"] = learning_rate(_LEARNING_RATE, step / _STEPS)
         at = folds.trained
         if rows > _BATCH:
-            at = at.gather(1, torch.randint(rows, (len(at), _BATCH), generator=generator))
+            at = at.gather(1, torch.randint(rows, (len(at), _BATCH), generator=generator, device="cpu"))
         optimizer.zero_grad()
         losses = _loss(stack(x[at]).squeeze(-1), target[at])
         (row_weights[at] * losses).mean(1).sum().backward()  # type: ignore[no-untyped-call]

@@ -50,9 +50,9 @@ def new_networks(features: int, kind: Kind, likelihood: Likelihood, settings: Se
 
 @contextmanager
 def single_precision(seed: int) -> Iterator[None]:
-    """Return a context with a seed and the default dtype float32, after which torch's own are restored."""
+    """Return a context with a seed, and with float32 and the CPU as torch's defaults; those before are restored."""
     before = torch.get_default_dtype()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(seed)
         torch.set_default_dtype(torch.float32)
         try:

@@ -106,7 +106,8 @@ def held_out(numbers: NDArray[np.int64], folds: int, seed: int) -> Folds:
     longest = max(map(len, held))
     counts = np.stack([np.arange(longest) < len(rows) for rows in held])
     padded = np.stack([np.resize(rows, longest) for rows in held])
-    return Folds(torch.empty(folds, 0, dtype=torch.long), torch.as_tensor(padded), torch.as_tensor(counts))
+    parts = np.empty((folds, 0), dtype=np.int64), padded, counts
+    return Folds(*(torch.as_tensor(part, device="cpu") for part in parts))
 
 
 def train_streamed(
@@ -167,7 +168,7 @@ def _group(position: int, stream: Stream, judges: Rows, likelihood: Likelihood, 
     held_out(stream.sample.numbers, task.folds, task.seed)  # raises for an empty fold before training
     trained = stream.rows - stream.rows // task.folds
     trainer = Steps(task.stack, expected_loss(task.stack, likelihood, task.beta, trained))
-    return Group(task, trainer, left_out=torch.zeros(task.folds, dtype=torch.long))
+    return Group(task, trainer, left_out=torch.zeros(task.folds, dtype=torch.long, device="cpu"))
 
 
 def _run(

@@ -281,7 +281,7 @@ def weighted(
     means, own = MeanAndLogVariance.of(torch.stack(held))  # (kinds, rows)
     means = means.clamp(*limits)
     y, row_weights = rows.y.double().numpy(), rows.weights.double().numpy()
-    by_kind = torch.as_tensor(mean_weights(means.double().numpy(), y, row_weights))
+    by_kind = torch.as_tensor(mean_weights(means.double().numpy(), y, row_weights), device="cpu")
     by_kind = torch.where(by_kind < _LEAST_WEIGHT, 0, by_kind)
     kept = torch.nonzero(by_kind).flatten()
     members, by_kind = [members[i] for i in kept], by_kind[kept] / by_kind.sum()

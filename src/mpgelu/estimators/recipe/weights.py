@@ -105,9 +105,9 @@ def fit_width(means: Array, log_variance: Array, y: Array, weights: Array, row_w
         row_weights: Weights of the rows, with mean one, ``(rows,)``.
     """
     average = weights @ means
-    errors, apart = torch.as_tensor(y - average), torch.as_tensor(means - average)
-    variance, log_weights = torch.as_tensor(np.exp(np.clip(log_variance, -60, 60))), torch.as_tensor(np.log(weights))
-    shares, rows = torch.as_tensor(row_weights) / len(y), len(y)
+    arrays = y - average, means - average, np.exp(np.clip(log_variance, -60, 60)), np.log(weights)
+    errors, apart, variance, log_weights = (torch.as_tensor(part, device="cpu") for part in arrays)
+    shares, rows = torch.as_tensor(row_weights, device="cpu") / len(y), len(y)
 
     def log_density(spread: Tensor, scale: Tensor, share: Tensor, width: Tensor, offset: Tensor) -> Tensor:
         rest, extra = background(rows)
@@ -123,7 +123,7 @@ def fit_width(means: Array, log_variance: Array, y: Array, weights: Array, row_w
 
     def loss(values: Array) -> tuple[float, Array]:
         with torch.enable_grad():
-            p = torch.tensor(values, requires_grad=True)
+            p = torch.tensor(values, requires_grad=True, device="cpu")
             prior = 0.5 * ((p - p.new_tensor(_PRIOR_MEAN)) / p.new_tensor(_PRIOR_STDDEV)).square().sum()
             total = prior / rows - shares @ log_density(*_bounded(p))
             total.backward()  # type: ignore[no-untyped-call]
@@ -132,7 +132,7 @@ def fit_width(means: Array, log_variance: Array, y: Array, weights: Array, row_w
 
     starts = [np.array([*_PRIOR_MEAN[:2], *start]) for start in _STARTS]
     found = [minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 60}) for start in starts]
-    best = _bounded(torch.tensor(min(found, key=lambda each: float(each.fun)).x))
+    best = _bounded(torch.tensor(min(found, key=lambda each: float(each.fun)).x, device="cpu"))
     return Width(*map(float, best)), float(shares @ log_density(*best))
 
 
@@ -167,7 +167,7 @@ def stacking_weights(log_densities: Tensor, row_weights: Tensor) -> tuple[Tensor
     """
     logs = log_densities.double().clamp_min(_LOWEST_LOG_DENSITY)
     shares = row_weights.double() / row_weights.double().sum()
-    weights = torch.full(logs.shape[1:], 1 / logs.shape[1], dtype=torch.float64)
+    weights = torch.full(logs.shape[1:], 1 / logs.shape[1], dtype=torch.float64, device="cpu")
     for _ in range(_EM_STEPS):
         weights = shares @ torch.softmax(logs + weights.log(), dim=1)
     return weights, float(shares @ torch.logsumexp(logs + weights.log(), dim=1))

@@ -151,7 +151,7 @@ def _network_inputs(network: nn.Module, start: Moments, input_std: ArrayLike, au
 
     x = start.mean
     kind: Any = type(start)  # every type of moments starts from a variance, or from none
-    errors = torch.as_tensor(checked_errors("verify", input_std, tuple(x.shape)).copy()).to(x)
+    errors = torch.as_tensor(checked_errors("verify", input_std, tuple(x.shape)).copy(), device=x.device).to(x)
     stated = propagated(kind.of(x, errors.square()))
 
     def known(inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,7 +164,7 @@ def _model_inputs(parts: Parts, X: Any, input_std: ArrayLike, audit: Audit, seed
     """Compare predictions of a model for features with errors with its predictions at sampled features."""
     x, ensemble = parts.raw("verify", X), parts.whole
     assert ensemble is not None
-    errors = torch.tensor(checked_errors("verify", input_std, tuple(x.shape)))
+    errors = torch.tensor(checked_errors("verify", input_std, tuple(x.shape)), device=x.device)
 
     def predicted(inputs: Tensor, errors: Tensor | None = None) -> tuple[Tensor, Tensor]:
         with torch.no_grad():

@@ -49,7 +49,8 @@ class Compared(NamedTuple):
         if not self.told.any():
             return math.nan, math.nan, -math.inf
         level = _FALSE_ALARM / _COMPARED / 2 / self.error.numel()
-        critical = torch.as_tensor(-stdtrit(self.deviations.clamp_min(2).cpu().numpy() / 2, level)).to(self.error)
+        found = -stdtrit(self.deviations.clamp_min(2).cpu().numpy() / 2, level)
+        critical = torch.as_tensor(found, device="cpu").to(self.error)
         excess = torch.where(self.told, self.error - critical * self.se - tolerance, -math.inf).flatten()
         place = int(excess.argmax())
         return self.error.flatten()[place].item(), self.se.flatten()[place].item(), excess[place].item()
@@ -121,7 +122,7 @@ class Tally:
             tolerance: Error allowed in addition to sampling error.
             source: Source of the random numbers, for what the draws cannot show.
         """
-        averages = (torch.as_tensor(total) / self.count for total in self.sums)
+        averages = (torch.as_tensor(total, device=self.size.device) / self.count for total in self.sums)
         shift, mean_spread, second, fourth, cubes, total_square, products, pair_squares = averages
         variance = (second - shift.square()).clamp_min(0)
         sampled = _with_diagonal(products - _outer(shift), variance)

@@ -8,7 +8,7 @@ from typing import Any
 
 from mpgelu.errors import InputError
 from mpgelu.research.bench.feature_errors import by_set
-from mpgelu.research.bench.report import Results, markdown, where
+from mpgelu.research.bench.report import NOTES, Results, markdown, where
 from mpgelu.storage.files import write_between
 
 
@@ -67,11 +67,21 @@ def _workers_told(results: Results) -> str:
     return f"{where(results)}\n\n{markdown(results['workers'])}"
 
 
+def _compile_told(results: Results) -> str:
+    return f"{where(results | {'apart': []})} {NOTES['compile']}\n\n{markdown(results['compile'])}"
+
+
+def _rows_told(results: Results) -> str:
+    return f"{NOTES['rows']}\n\n{markdown(results['rows'])}"
+
+
 _FOR_DOCS: dict[str, Callable[[Results], str]] = {
     "feature-errors": _errors_told,
     "conversion": _conversion_told,
     "onnx": _onnx_told,
     "workers": _workers_told,
+    "compile": _compile_told,
+    "rows": _rows_told,
 }
 IN_DOCS = tuple(_FOR_DOCS)
 """Sections that have a table in the documentation."""

@@ -10,12 +10,14 @@ from rich.console import Console
 
 from mpgelu import native
 from mpgelu.research.bench.accuracy import accuracy
+from mpgelu.research.bench.compiled import compiled as compilation
 from mpgelu.research.bench.conversion import conversion
 from mpgelu.research.bench.deployment import onnx_latency
 from mpgelu.research.bench.estimator import imports, prediction
 from mpgelu.research.bench.estimator import threads as thread_scaling
 from mpgelu.research.bench.feature_errors import feature_errors
 from mpgelu.research.bench.kernels import kernels
+from mpgelu.research.bench.many_rows import many_rows
 from mpgelu.research.bench.memory import memory
 from mpgelu.research.bench.report import Results, environment
 from mpgelu.research.bench.sections import FEATURES, Rows, Settings
@@ -34,6 +36,8 @@ SECTIONS: dict[str, Callable[[Settings], Rows]] = {
     "workers": workers,
     "kernels": kernels,
     "memory": memory,
+    "compile": compilation,
+    "rows": many_rows,
 }
 
 

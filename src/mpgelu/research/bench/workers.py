@@ -34,7 +34,7 @@ def workers(settings: Settings) -> Rows:
     rounds = min(settings.rounds, _ROUNDS)
     table: Rows = []
     counts = _counts(1 if settings.quick else joblib.cpu_count())
-    for name, fit in _methods(settings.quick):
+    for name, fit in methods(settings.quick):
         fitted: dict[int, Any] = {}
         fits = {count: partial(_kept, fitted, count, fit, X, y) for count in counts}
         for count, seconds in _best(fits, rounds).items():
@@ -53,7 +53,12 @@ def _data(quick: bool) -> tuple[Array, Array]:
     return uci.X, uci.y
 
 
-def _methods(quick: bool) -> Iterator[tuple[str, Callable[[int, Array, Array], Any]]]:
+def methods(quick: bool) -> Iterator[tuple[str, Callable[[int, Array, Array], Any]]]:
+    """Yield names, and functions from a number of workers, features and targets to a fitted model.
+
+    Args:
+        quick: Whether to train a tiny model, for a smoke run.
+    """
     yield "MP-GELU", partial(_ours, _QUICK if quick else FAST)
     if find_spec("xgboost") is not None:
         yield "xgboost", _xgboost
