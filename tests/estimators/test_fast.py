@@ -73,6 +73,16 @@ def test_changes_of_the_ensemble_are_seen(model: MPGELURegressor) -> None:
     np.testing.assert_allclose(model.predict(X), before, rtol=1e-12)
 
 
+def test_another_type_of_moments_or_likelihood_is_seen() -> None:
+    model = fitted(**SETTINGS["dropout alone"], moments=mp.FactoredMoments)
+    exact = model.predict_parts(X)[1]
+    model.ensemble_.moment_type = mp.DiagonalMoments
+    assert not np.allclose(model.predict_parts(X)[1], exact)
+    before = model.predict(X, return_std=True)[1]
+    model.ensemble_.likelihood = HeavyTailedGaussian(tail_share=0.4, tail_width=5.0)
+    assert (model.predict(X, return_std=True)[1] > 1.1 * before).all()
+
+
 def test_networks_without_a_kernel_are_left_to_torch() -> None:
     def tanh(features: int, kind: Any, outputs: int) -> nn.Module:
         return nn.Sequential(mp.Linear(features, 5), mp.layers.Tanh(), mp.Linear(5, outputs))

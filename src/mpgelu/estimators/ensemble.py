@@ -148,7 +148,7 @@ class Ensemble(nn.Module):
         held = [t for part in parts for t in (*part._parameters.values(), *part._buffers.values()) if t is not None]
         if needs_gradient(x, *held) or not native.available():
             return None
-        fast = self._fast.of(held, lambda: FastEnsemble.of(self))
+        fast = self._fast.of(held, lambda: FastEnsemble.of(self), self.moment_type, self.likelihood)
         return None if fast is None else fast(x.detach())
 
     def outputs(self, x: Tensor) -> list[Moments | Tensor]:

@@ -100,7 +100,7 @@ def _check_predictions(model: MPGELURegressor) -> None:
     with torch.no_grad(), one_thread_each():
         predicted = model.ensemble_(rows)
         mean, parts = predicted.mean, (predicted.epistemic_variance, predicted.aleatoric_variance)
-        ends = map(torch.as_tensor, model.interval_of(predicted, 0.5))
+        ends = map(torch.from_numpy, model.interval_of(predicted, 0.5))
     if any(value.shape != mean.shape or not value.isfinite().all() for value in (mean, *parts, *ends)):
         raise DataError("its predictions are not finite numbers, one for each row")
     if mean.shape != (len(rows),) or any((part < 0).any() for part in parts):

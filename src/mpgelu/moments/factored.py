@@ -206,7 +206,7 @@ class FactoredMoments(Moments):
     @property
     def is_certain(self) -> bool:
         """Whether there are neither blocks nor a residual."""
-        return not self.blocks and self.residual is None
+        return len(self.blocks) == 0 and self.residual is None  # torch.compile cannot trace "not" of a tuple
 
     @property
     def residual_sources(self) -> tuple[Tensor, ...]:

@@ -24,16 +24,17 @@ class Prepared(Generic[Made]):
     def __init__(self) -> None:
         self._kept: tuple[object, list[Tensor], Made] | None = None
 
-    def of(self, tensors: Iterable[Tensor], make: Callable[[], Made]) -> Made:
-        """Return the cached value, or compute it if the tensors are not those of the last call.
+    def of(self, tensors: Iterable[Tensor], make: Callable[[], Made], *settings: object) -> Made:
+        """Return the cached value, or compute it if the tensors or settings are not those of the last call.
 
         Args:
             tensors: The tensors on which the value depends.
             make: Function that computes the value.
+            settings: Other objects on which the value depends, compared by ``==``.
         """
         held = list(tensors)
         try:
-            seen = [*map(Tensor.data_ptr, held), *map(_version, held), *map(_requires_grad, held)]
+            seen = [*settings, *map(Tensor.data_ptr, held), *map(_version, held), *map(_requires_grad, held)]
         except RuntimeError:  # tensors of inference mode have no version counter
             return make()
         kept = self._kept  # read once, because other threads may replace it

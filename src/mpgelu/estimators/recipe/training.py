@@ -304,7 +304,8 @@ def weighted(
 def _some_of(rows: Rows) -> Rows:
     """Return at most 512 rows of positive weight, at equal distances."""
     judging = torch.nonzero(rows.weights).flatten()
-    at = judging[torch.linspace(0, len(judging) - 1, min(len(judging), _HELD_AT_ONCE // 2)).long()]
+    some = min(len(judging), _HELD_AT_ONCE // 2)
+    at = judging[torch.linspace(0, len(judging) - 1, some, device=judging.device).long()]
     return Rows(rows.X[at], rows.y[at], rows.weights[at])
 
 

@@ -15,7 +15,7 @@ from mpgelu import native
 from mpgelu.likelihoods import HeteroscedasticGaussian
 from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
 from mpgelu.networks import network
-from mpgelu.networks.whole import WIDEST, as_function
+from mpgelu.networks.perceptron import WIDEST, as_function
 from mpgelu.research.bench.measure import in_turns
 from mpgelu.research.bench.sections import FEATURES, RATE, Rows, Settings
 
