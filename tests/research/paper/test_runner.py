@@ -48,6 +48,7 @@ def test_workers_give_the_same_records(
     if backend == "dask":
         pytest.importorskip("distributed")
     alone = run(CELLS, EFFORT, tmp_path / "alone.jsonl", data=data)
+    get_reusable_executor().shutdown(wait=True)  # workers of another test do not know these data
     monkeypatch.setattr(uci, "_train", not_here)
     used = []
 
