@@ -19,10 +19,12 @@ from command_line import Command
 from houses import QUICK, houses
 from mpgelu import DiagonalMoments, GaussianMixture, InputError, MPGELURegressor, Predictive
 from mpgelu.estimators import distillation, ensemble, pupil
+from mpgelu.estimators import lesson as lesson_module
 from mpgelu.estimators.lesson import Batch, Lesson, made_rows, spread_values
 from mpgelu.estimators.recipe.networks import single_precision
 from mpgelu.estimators.scales import robust_scale
 from mpgelu.inspect import verify
+from mpgelu.layers import SiLU
 from mpgelu.networks import FeatureScale
 
 Array = NDArray[np.float64]
@@ -362,10 +364,71 @@ def test_values_stand_for_the_distribution() -> None:
 def test_made_rows_stay_near_and_keep_codes() -> None:
     random = np.random.default_rng(0)
     X = np.column_stack([random.normal(size=300), random.integers(0, 2, 300), np.full(300, 5.0)])
-    rows = made_rows(X, robust_scale(X), 4_000, random)
-    assert rows.shape == (4_000, 3)
-    assert (rows[:, 2] == 5).all()
-    inside = (rows[:, 0] >= X[:, 0].min()) & (rows[:, 0] <= X[:, 0].max())
-    assert 0.9 < inside.mean() < 1
-    assert np.isin(rows[:, 1], [0, 1]).mean() > 0.6
-    assert made_rows(X[:1], robust_scale(X), 10, random).shape == (10, 3)
+    between, outside = made_rows(X, robust_scale(X), 4_000, random)
+    assert (between.shape, outside.shape) == ((3_600, 3), (400, 3))
+    assert (between[:, 2] == 5).all()
+    assert (outside[:, 2] == 5).all()
+    lowest, highest = X[:, 0].min(), X[:, 0].max()
+    assert ((between[:, 0] >= lowest) & (between[:, 0] <= highest)).all()
+    assert ((outside[:, 0] < lowest) | (outside[:, 0] > highest)).mean() > 0.05
+    assert np.isin(between[:, 1], [0, 1]).mean() > 0.6
+    assert made_rows(X[:1], robust_scale(X), 10, random)[0].shape == (9, 3)
+
+
+@pytest.mark.parametrize("given", [300, 12_000])
+def test_a_step_has_fewer_rows_between_the_more_are_given(given: int) -> None:
+    """Of 1,000 rows 50 are outside; the share of rows between falls with the number of given ones."""
+    between, outside, size = 4_000, 500, 1_000
+    nothing = torch.zeros(given + between + outside)
+    lesson = Lesson(nothing[:, None], nothing[None, :, None], nothing, nothing, nothing + 1, given, outside)
+    at = lesson.draw(size, torch.Generator().manual_seed(0))
+    assert len(at) == size
+    assert int((at >= given + between).sum()) == 50
+    share = lesson_module._FEW_GIVEN / (lesson_module._FEW_GIVEN + given)
+    assert int(((at >= given) & (at < given + between)).sum()) == round(950 * share)
+
+
+def test_rows_are_drawn_from_given_ones_alone_if_there_are_no_others() -> None:
+    nothing = torch.zeros(20)
+    lesson = Lesson(nothing[:, None], nothing[None, :, None], nothing, nothing, nothing + 1, 20)
+    at = lesson.draw(500, torch.Generator().manual_seed(0))
+    assert at.unique().tolist() == list(range(20))
+
+
+def test_first_layers_are_those_of_a_member() -> None:
+    """As far as types and shapes agree: the third linear layer of the member is its last."""
+    member = mp.network(3, (16, 16), nonlinearity=SiLU, rate=0, sigma=1.0)
+    network = pupil.compact_network(3, (16, 16, 16), GaussianMixture(2))
+    before = copy.deepcopy(network.state_dict())
+    pupil.adopt(network, member)
+    theirs = member.state_dict()
+    for name, tensor in network.state_dict().items():
+        same = int(name.partition(".")[0]) < 6
+        torch.testing.assert_close(tensor, theirs[name] if same else before[name])
+    assert not torch.equal(before["0.frequency"], theirs["0.frequency"])
+
+
+def test_layers_after_another_nonlinearity_are_new() -> None:
+    member = mp.network(3, (16, 16), nonlinearity="mpgelu", rate=0, sigma=1.0)
+    network = pupil.compact_network(3, (16, 16, 16), GaussianMixture(2))
+    before = network[4].weight.detach().clone()
+    pupil.adopt(network, member)
+    torch.testing.assert_close(network[2].weight, member[2].weight)
+    torch.testing.assert_close(network[4].weight, before)
+
+
+def test_the_network_starts_from_the_heaviest_member(teacher: MPGELURegressor) -> None:
+    model = copy.deepcopy(teacher.ensemble_)
+    model.weights[:] = 0.1
+    model.weights[2] = 0.7
+    chosen = distillation._heaviest_member(model)
+    assert chosen is not None
+    wanted = model.each_stack()[0].unstack()[2].state_dict()
+    for name, tensor in chosen.state_dict().items():
+        torch.testing.assert_close(tensor, wanted[name])
+
+
+def test_without_an_embedding_there_is_no_member_to_start_from() -> None:
+    X, y = table(60)
+    plain = MPGELURegressor((8,), sigma=None, brief=False, folds=2, steps=5, random_state=0).fit(X, y)
+    assert distillation._heaviest_member(plain.ensemble_) is None

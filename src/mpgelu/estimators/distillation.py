@@ -14,13 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpgelu.errors import InputError
 from mpgelu.estimators.ensemble import Ensemble
 from mpgelu.estimators.lesson import VALUES, Lesson, made_rows, spread_values
-from mpgelu.estimators.pupil import compact_network, train
+from mpgelu.estimators.pupil import adopt, compact_network, train
 from mpgelu.estimators.recipe.networks import single_precision
+from mpgelu.layers import Periodic
 from mpgelu.likelihoods import GaussianMixture
 from mpgelu.networks import Stack
 
@@ -145,12 +146,15 @@ def distilled(
     rng = np.random.default_rng(seed)
     if len(X) > _MOST_GIVEN:
         X = X[rng.permutation(len(X))[:_MOST_GIVEN]]
-    rows = torch.as_tensor(np.concatenate([X, made_rows(X, ensemble.scaling, _MADE_ROWS, rng)]), device="cpu")
+    between, outside = made_rows(X, ensemble.scaling, _MADE_ROWS, rng)
+    rows = torch.as_tensor(np.concatenate([X, between, outside]), device="cpu")
     teacher = _in_standard_units(ensemble)
-    lesson = Lesson.of(teacher, rows, len(X), seed)
+    lesson = Lesson.of(teacher, rows, len(X), seed, len(outside))
     likelihood = GaussianMixture(components)
     with single_precision(seed):
         network = compact_network(X.shape[1], hidden, likelihood, lesson.unit)
+        if (member := _heaviest_member(ensemble)) is not None:
+            adopt(network, member)
         train(network, lesson, steps, seed, progress)
     compact = Ensemble(
         [Stack([network])],
@@ -161,6 +165,18 @@ def distilled(
         ensemble.target_scale.clone(),
     ).requires_grad_(False)
     return compact, _divergence(teacher, _in_standard_units(compact), rows[: len(X)][:_JUDGED], seed)
+
+
+def _heaviest_member(ensemble: Ensemble) -> nn.Module | None:
+    """Return the network of the largest weight among those with a periodic embedding; ``None`` without one."""
+    stacks = ensemble.each_stack()
+    weights = torch.split(ensemble.weights, [len(stack) for stack in stacks])
+    found = [
+        (float(part.max()), stack.unstack()[int(part.argmax())])
+        for part, stack in zip(weights, stacks, strict=True)
+        if isinstance(next(stack.architecture.children(), None), Periodic)
+    ]
+    return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
 def _in_standard_units(ensemble: Ensemble) -> Ensemble:

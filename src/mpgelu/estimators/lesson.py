@@ -24,6 +24,8 @@ VALUES = 4  # number of values that represent the distribution of a row in a ste
 _NEIGHBOURS, _MOST_NEIGHBOURS_OF = 10, 10_000  # nearest neighbours of a row, and rows among which they are searched
 _WHOLLY = 0.5  # share of the synthetic rows that take features of a neighbour without interpolation
 _OUTSIDE, _FARTHEST = 0.1, 3.0  # share of the synthetic rows outside the data, and their largest standard deviation
+_OUTSIDE_OF_STEP = 0.05  # share of the rows of a step that are outside the data
+_FEW_GIVEN = 3_000  # number of given rows of which a step takes as many as of synthetic rows between them
 _SETS = 8  # number of sets of values of a row
 _LEAST_SHARE = 1e-6  # smallest epistemic part of the variance, whose logarithm must be finite
 _AT_ONCE = 1024
@@ -41,6 +43,7 @@ class Lesson:
         log_epistemic: Logarithm of the epistemic variance, ``(rows,)``.
         variance: Variance of each distribution, ``(rows,)``.
         given: Number of given rows, which come first; the others are synthetic.
+        outside: Number of synthetic rows outside the data, which come last.
     """
 
     z: Tensor
@@ -49,9 +52,10 @@ class Lesson:
     log_epistemic: Tensor
     variance: Tensor
     given: int
+    outside: int = 0
 
     @classmethod
-    def of(cls, teacher: Ensemble, rows: Tensor, given: int, seed: int) -> Lesson:
+    def of(cls, teacher: Ensemble, rows: Tensor, given: int, seed: int, outside: int = 0) -> Lesson:
         """Return the predictions of a teacher.
 
         Args:
@@ -59,6 +63,7 @@ class Lesson:
             rows: Raw features, ``(rows, n)``.
             given: Number of given rows, which come first.
             seed: Seed of the values.
+            outside: Number of synthetic rows outside the data, which come last.
         """
         generator = torch.Generator().manual_seed(seed)
         parts: list[tuple[Tensor, ...]] = []
@@ -70,8 +75,34 @@ class Lesson:
         values, mean, epistemic, variance = (torch.cat(part).float() for part in zip(*parts, strict=True))
         variance = variance.clamp_min(torch.finfo(torch.float32).tiny)
         epistemic = torch.maximum(epistemic, _LEAST_SHARE * variance)  # a single deterministic network has none
-        return cls(
-            teacher.scaling(rows).float(), values.movedim(1, 0).contiguous(), mean, epistemic.log(), variance, given
+        z, values = teacher.scaling(rows).float(), values.movedim(1, 0).contiguous()
+        return cls(z, values, mean, epistemic.log(), variance, given, outside)
+
+    def draw(self, size: int, generator: torch.Generator) -> Tensor:
+        """Return the numbers of random rows for a step, ``(size,)``: given ones, rows between them, and rows outside.
+
+        The share of rows between given ones falls with the number g of given rows, as 3,000 / (3,000 + g). They stand
+        in for rows that are missing. Where many are given they do harm: a row that mixes the features of two others
+        need not be possible, and then the ensemble is arbitrary there.
+
+        Args:
+            size: Number of rows of the step.
+            generator: Random number generator.
+        """
+        between = len(self.z) - self.given - self.outside
+        of_outside = round(_OUTSIDE_OF_STEP * size) if self.outside else 0
+        of_between = round((size - of_outside) * _FEW_GIVEN / (_FEW_GIVEN + self.given)) if between else 0
+        parts = (
+            (0, self.given, size - of_outside - of_between),
+            (self.given, self.given + between, of_between),
+            (self.given + between, len(self.z), of_outside),
+        )
+        return torch.cat(
+            [
+                torch.randint(first, end, (count,), generator=generator, device="cpu")
+                for first, end, count in parts
+                if count
+            ]
         )
 
     def batch(self, at: Tensor, step: int) -> Batch:
@@ -140,8 +171,8 @@ def spread_values(distribution: Predictive, count: int, generator: torch.Generat
     return (values + distribution.means.gather(1, component)).reshape(rows, sets, count).transpose(0, 1)
 
 
-def made_rows(X: Array, scaling: FeatureScale, count: int, rng: np.random.Generator) -> Array:
-    """Return synthetic rows in the neighbourhood of given ones, ``(count, n)``.
+def made_rows(X: Array, scaling: FeatureScale, count: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Return synthetic rows in the neighbourhood of given ones, between them and outside, ``(count, n)`` together.
 
     A synthetic row starts at a given one. About half of its features, chosen at random, move towards those of one of
     its ten nearest neighbours: all the way in half of the rows, which keeps the values of categorical codes, and by a
@@ -153,6 +184,9 @@ def made_rows(X: Array, scaling: FeatureScale, count: int, rng: np.random.Genera
         scaling: Scaling of the features, in whose units distances are measured.
         count: Number of synthetic rows.
         rng: Random number generator.
+
+    Returns:
+        The rows between given ones, and those outside.
     """
     known = X[rng.permutation(len(X))[:_MOST_NEIGHBOURS_OF]]
     z = scaling(torch.as_tensor(known, device="cpu")).numpy()
@@ -165,8 +199,7 @@ def made_rows(X: Array, scaling: FeatureScale, count: int, rng: np.random.Genera
         part = np.where(rng.random((count, 1)) < _WHOLLY, 1.0, rng.random((count, 1)))
         moved = (rng.random(rows.shape) < 0.5) * part
         rows = rows + moved * (other - rows)
-    outside = rng.random((count, 1)) < _OUTSIDE
-    chosen = rng.random(rows.shape) < rng.random((count, 1))  # a random share of the features of each row
-    distance = rng.standard_normal(rows.shape) * known.std(axis=0) * rng.uniform(0, _FARTHEST, (count, 1))
-    made: Array = np.where(outside & chosen, rows + distance, rows)
-    return made
+    between, outside = np.split(rows, [count - round(_OUTSIDE * count)])
+    chosen = rng.random(outside.shape) < rng.random((len(outside), 1))  # a random share of the features of each row
+    step = rng.standard_normal(outside.shape) * known.std(axis=0) * rng.uniform(0, _FARTHEST, (len(outside), 1))
+    return between, np.where(chosen, outside + step, outside)

@@ -16,8 +16,9 @@ from mpgelu.layers import Beside, GaussianLinear, Linear, Periodic, Scale, SiLU
 from mpgelu.likelihoods import GaussianMixture
 from mpgelu.training import training_progress
 
-_BATCH, _GIVEN_SHARE = 256, 0.1  # rows of a step, and the share of given rows among them
-_PEAK, _CLIP, _BETAS, _EPSILON = 1e-2, 5.0, (0.9, 0.98), 1e-8  # settings of Adam
+_BATCH = 256  # rows of a step
+_CLIP, _BETAS, _EPSILON = 5.0, (0.9, 0.98), 1e-8  # settings of Adam
+_PEAK, _FEW_STEPS = 1e-2, 2_400  # largest learning rate, for up to so many steps; inversely proportional beyond
 # Learning rates of parameters relative to the others.
 _SPEEDS = {"frequency": 3.0, "phase": 3.0, "log_weight_variance": 5.0, "log_bias_variance": 5.0}
 _SIGMA = 0.4  # standard deviation of the initial frequencies, see Periodic
@@ -66,6 +67,24 @@ def compact_network(
             part.weight.copy_(weight[chosen])
             part.bias.copy_(bias[chosen])
     return nn.Sequential(*modules, Beside(location, shape))
+
+
+def adopt(network: nn.Sequential, member: nn.Module) -> None:
+    """Copy the first layers of a trained network, as far as their types and shapes are the same.
+
+    A compact network has the embedding and the hidden layers of a member of the ensemble, and one hidden layer more.
+    With the member's layers it starts at frequencies and features that suit the function; from random ones it needs
+    many times the steps where the ensemble is much narrower than the target.
+
+    Args:
+        network: A network of :func:`compact_network`, which is changed in place.
+        member: A member of the ensemble.
+    """
+    for ours, theirs in zip(network, member.children(), strict=False):
+        shapes = [{name: tensor.shape for name, tensor in layer.state_dict().items()} for layer in (ours, theirs)]
+        if type(ours) is not type(theirs) or shapes[0] != shapes[1]:
+            return
+        ours.load_state_dict(theirs.state_dict())
 
 
 class Taught(NamedTuple):
@@ -235,14 +254,13 @@ def train(network: nn.Sequential, lesson: Lesson, steps: int, seed: int, progres
     """
     generator = torch.Generator().manual_seed(seed)
     parameters = _Parameters(network, lesson.unit)
-    of_given = round(_GIVEN_SHARE * _BATCH)
+    peak = _PEAK * min(1.0, _FEW_STEPS / steps)
     with training_progress(progress) as bar:
         task = bar.add_task("compact network", total=steps, loss=math.nan)
         for step in range(steps):
-            at = torch.randint(len(lesson.z), (_BATCH,), generator=generator, device="cpu")
-            at[:of_given] = torch.randint(lesson.given, (of_given,), generator=generator, device="cpu")
+            at = lesson.draw(_BATCH, generator)
             found = learn(parameters.layers, parameters.gradients, lesson.batch(at, step))
-            parameters.step(learning_rate(_PEAK, (step + 1) / steps))
+            parameters.step(learning_rate(peak, (step + 1) / steps))
             if step % _SHOWN_EVERY == 0:
                 bar.update(task, completed=step, loss=found.loss().item())
 
