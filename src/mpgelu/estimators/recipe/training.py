@@ -15,9 +15,9 @@ from mpgelu.estimators.gaussian_process import fit_process
 from mpgelu.estimators.noise import NoiseHead
 from mpgelu.estimators.recipe.checkpoint import Keeper
 from mpgelu.estimators.recipe.folds import Folds, Rows
-from mpgelu.estimators.recipe.groups import Group, Task, Workers, one_thread_all
+from mpgelu.estimators.recipe.groups import Workers, one_thread_all
 from mpgelu.estimators.recipe.head import mean_range, train_head
-from mpgelu.estimators.recipe.loop import Clock
+from mpgelu.estimators.recipe.loop import Clock, Group, Task
 from mpgelu.estimators.recipe.networks import new_networks
 from mpgelu.estimators.recipe.settings import Settings
 from mpgelu.estimators.recipe.weights import background, fit_width, mean_weights, stacking_weights
@@ -136,7 +136,7 @@ def train(
         workers.train(groups, rows, seconds, interrupts, bar)
         members, taken = [], settings.steps
         for kind, group in zip(settings.kinds, groups, strict=True):
-            if group.left_out is not None:
+            if group.is_trained:
                 group.task.stack.requires_grad_(False)
                 members.append(Member(str(kind), group.task.stack, group.task.rows_left_out(len(rows.y))))
                 taken = min(taken, group.trainer.taken) if kind.effort == 1 else taken
@@ -200,16 +200,15 @@ def warn(groups: list[Group], taken: int, steps: int, interrupts: Interrupts) ->
         interrupts: State of Ctrl-C.
     """
     for group in groups:
-        if group.left_out is not None and group.left_out.any():
-            share = float(group.left_out.max()) / max(1, group.trainer.taken)
+        if group.is_trained and group.trainer.left_out.any():
             warnings.warn(
-                f"fit: {int(group.left_out.sum())} steps whose loss was not finite were left out, in {share:.1%} of "
-                "the steps of the network with most of them",
+                f"fit: {int(group.trainer.left_out.sum())} steps whose loss was not finite were left out, in "
+                f"{group.trainer.share_left_out:.1%} of the steps of the network with most of them",
                 RecoveryWarning,
                 stacklevel=4,
             )
     if interrupts.seen:
-        done = sum(group.left_out is not None for group in groups)
+        done = sum(group.is_trained for group in groups)
         so_far = f"{taken} of {steps} steps" if done == len(groups) else f"{done} of {len(groups)} kinds of networks"
         warnings.warn(f"fit: interrupted after {so_far}; the state so far was kept", InterruptedWarning, stacklevel=4)
 
