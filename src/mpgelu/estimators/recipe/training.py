@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -272,9 +273,9 @@ def weighted(
     if settings.likelihood is not None:
         densities = [_densities(member, rows, likelihood, moments) for member in members]
         by_kind, score = stacking_weights(torch.stack(densities, 1), rows.weights)
-        return _trained(members, by_kind, likelihood, None, 1.0, moments, score, taken)
+        return Trained(members, _by_network(by_kind, members), likelihood, None, 1.0, moments, score, taken)
     limits = mean_range(rows.y)
-    held = [_held_out(member, rows.X, moments) for member in members]
+    held = [_held_out(member, rows.X, moments, lambda outputs, _: _mean(outputs)) for member in members]
     if process is not None:
         members, held = [*members, process.member], [*held, process.held]
     means, own = MeanAndLogVariance.of(torch.stack(held))  # (kinds, rows)
@@ -296,8 +297,10 @@ def weighted(
     noise.spread.fill_(width.spread)
     tails = HeavyTailedGaussian(width.tail_share, width.tail_width, *background(len(rows.y)), width.tail_offset)
     some = _some_of(rows)
-    noise.settle(some.X, [_means(m.stack, some.X, moments) for m in members], some.weights, tails.variance_ratio)
-    return _trained(members, by_kind, tails, noise, width.spread, moments, score, taken)
+    with torch.no_grad():
+        values = [_mean(_outputs(m.stack, some.X.expand(len(m.stack), -1, -1), moments)) for m in members]
+    noise.settle(some.X, values, some.weights, tails.variance_ratio)
+    return Trained(members, _by_network(by_kind, members), tails, noise, width.spread, moments, score, taken)
 
 
 def _some_of(rows: Rows) -> Rows:
@@ -308,37 +311,9 @@ def _some_of(rows: Rows) -> Rows:
     return Rows(rows.X[at], rows.y[at], rows.weights[at])
 
 
-def _means(stack: Stack, X: Tensor, moments: type[Moments]) -> Tensor:
-    """Return the mean outputs of all networks for the same features ``(rows, n)``, ``(networks, rows, outputs)``."""
-    with torch.no_grad():
-        outputs = _outputs(stack, X.expand(len(stack), *X.shape), moments)
-    return outputs if isinstance(outputs, Tensor) else outputs.mean
-
-
-def _trained(
-    members: list[Member],
-    by_kind: Tensor,
-    likelihood: Likelihood,
-    noise: NoiseHead | None,
-    spread: float,
-    moments: type[Moments],
-    score: float,
-    taken: int,
-) -> Trained:
-    """Return the result, in which the networks of a member have equal parts of its weight.
-
-    Args:
-        members: The members.
-        by_kind: Their weights, ``(members,)``.
-        likelihood: Likelihood of the outputs.
-        noise: Noise head, or ``None``.
-        spread: Factor of the shrinkage.
-        moments: Type of moments of predictions.
-        score: Mean log density of held-out rows.
-        taken: Number of steps.
-    """
-    weights = torch.cat([(w / len(m.stack)).expand(len(m.stack)) for w, m in zip(by_kind, members, strict=True)])
-    return Trained(members, weights, likelihood, noise, spread, moments, score, taken)
+def _by_network(by_kind: Tensor, members: list[Member]) -> Tensor:
+    """Return the weights of all networks, ``(M,)``; those of a member have equal parts of its weight."""
+    return torch.cat([(w / len(m.stack)).expand(len(m.stack)) for w, m in zip(by_kind, members, strict=True)])
 
 
 def _best_moments(members: list[Member], rows: Rows, likelihood: Likelihood) -> type[Moments]:
@@ -363,21 +338,31 @@ def _outputs(stack: Stack, x: Tensor, moments: type[Moments]) -> Moments | Tenso
     return outputs
 
 
-def _held_out(member: Member, X: Tensor, moments: type[Moments]) -> Tensor:
-    """Return the mean outputs for each row of the network from which it is held out, ``(rows, outputs)``."""
-    parts = []
+def _mean(outputs: Moments | Tensor) -> Tensor:
+    """Return the mean of outputs; deterministic ones are their own."""
+    return outputs if isinstance(outputs, Tensor) else outputs.mean
+
+
+def _held_out(
+    member: Member, X: Tensor, moments: type[Moments], value: Callable[[Moments | Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Return a value of the outputs for each row, by the network from which the row is held out, ``(rows, ...)``.
+
+    Args:
+        member: The networks.
+        X: Scaled features, ``(rows, n)``.
+        moments: Type of moments that networks with random layers propagate.
+        value: Function from outputs ``(networks, some, outputs)`` and the numbers of their rows ``(networks, some)``
+            to values ``(networks, some, ...)``.
+    """
+    folds = member.rows_left_out
     with torch.no_grad():
-        for at in torch.split(member.rows_left_out.held, _HELD_AT_ONCE, dim=1):
-            outputs = _outputs(member.stack, X[at], moments)
-            parts.append(outputs if isinstance(outputs, Tensor) else outputs.mean)
-    return member.rows_left_out.gather(torch.cat(parts, 1))
+        chunks = torch.split(folds.held, _HELD_AT_ONCE, dim=1)
+        return folds.gather(torch.cat([value(_outputs(member.stack, X[at], moments), at) for at in chunks], 1))
 
 
 def _densities(member: Member, rows: Rows, likelihood: Likelihood, moments: type[Moments]) -> Tensor:
     """Return the log density of each target under the network from which its row is held out, ``(rows,)``."""
-    parts = []
-    with torch.no_grad():
-        for at in torch.split(member.rows_left_out.held, _HELD_AT_ONCE, dim=1):
-            outputs = _outputs(member.stack, rows.X[at], moments)
-            parts.append(likelihood.predictive(outputs, 8).log_prob(rows.y[at]))
-    return member.rows_left_out.gather(torch.cat(parts, 1))
+    return _held_out(
+        member, rows.X, moments, lambda outputs, at: likelihood.predictive(outputs, 8).log_prob(rows.y[at])
+    )
