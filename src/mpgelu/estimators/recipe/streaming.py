@@ -103,11 +103,7 @@ def held_out(numbers: NDArray[np.int64], folds: int, seed: int) -> Folds:
     held = [np.flatnonzero(fold == k) for k in range(folds)]
     if not all(map(len, held)):
         raise InputError(f"fit: {folds} folds of {len(numbers)} rows leave one empty; take fewer folds or more rows")
-    longest = max(map(len, held))
-    counts = np.stack([np.arange(longest) < len(rows) for rows in held])
-    padded = np.stack([np.resize(rows, longest) for rows in held])
-    parts = np.empty((folds, 0), dtype=np.int64), padded, counts
-    return Folds(*(torch.as_tensor(part, device="cpu") for part in parts))
+    return Folds.padded([np.empty(0, dtype=np.int64)] * folds, held)
 
 
 def train_streamed(
