@@ -7,6 +7,8 @@ device. Questions about values are answered with yes.
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from unittest import mock
 
 import torch
@@ -16,7 +18,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from mpgelu import HeteroscedasticGaussian, MPGELURegressor
 from mpgelu.estimators.recipe import Rows, settings_of
-from mpgelu.estimators.recipe.loop import run
+from mpgelu.estimators.recipe.loop import Group
 from mpgelu.estimators.recipe.training import task_of
 from mpgelu.training import Interrupts, training_progress
 
@@ -42,21 +44,20 @@ def main(rows_on: str) -> None:
     settings = settings_of(MPGELURegressor(steps=STEPS, random_state=0), ROWS, FEATURES)
     for position in range(len(settings.kinds)):
         task = task_of(position, FEATURES, HeteroscedasticGaussian(), settings)
-        trained = task.rows_left_out(ROWS).trained
         with (
             FakeTensorMode(allow_non_fake_inputs=True),
             mock.patch.object(Tensor, "__bool__", return_value=True),
             mock.patch.object(Tensor, "__float__", return_value=0.0),
+            mock.patch.object(Group, "on_device", nullcontext),
             Interrupts() as interrupts,
             training_progress(False) as bar,
         ):
             moved(task.stack, device)
-            rows = Rows(torch.randn(ROWS, FEATURES), torch.randn(ROWS), torch.ones(ROWS)).to(torch.device(rows_on))
+            rows = Rows(torch.randn(ROWS, FEATURES), torch.randn(ROWS), torch.ones(ROWS))
             trainer = task.trainer(ROWS)
-            options = {"steps": task.steps, "batch_size": task.batch_size, "peak": 0.01, "seed": 0, "title": ""}
-            left_out = run(trainer, trained, rows, interrupts=interrupts, bar=bar, **options)  # type: ignore[arg-type]
+            trainer.left_out = trainer.left_out.to(device)
+            Group(replace(task, device=torch.device(rows_on)), trainer).train(rows, float("inf"), interrupts, bar)
             assert trainer.taken == task.steps
-            assert left_out.device.type == "cpu"
             assert {tensor.device for tensor in trainer.state().values()} == {device}
 
 

@@ -30,7 +30,8 @@ from mpgelu.estimators.recipe import (
     train,
     training,
 )
-from mpgelu.estimators.recipe.groups import Group, Workers
+from mpgelu.estimators.recipe.groups import Workers
+from mpgelu.estimators.recipe.loop import Group
 from mpgelu.estimators.recipe.steps import Steps
 from mpgelu.native.threads import job_count
 from mpgelu.training import Interrupts, RecoveryWarning
@@ -172,13 +173,13 @@ def killed_mid_fit(folder: Path, kill: Callable[[], None]) -> threading.Thread:
 
 def taken_groups(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Titles of the groups that workers brought back."""
-    titles, take = list[str](), Group.take
+    titles, finish = list[str](), Group.finish
 
-    def noted(self: Group, outcome: Any) -> None:
+    def noted(self: Group) -> None:
         titles.append(self.task.title)
-        take(self, outcome)
+        finish(self)
 
-    monkeypatch.setattr(Group, "take", noted)
+    monkeypatch.setattr(Group, "finish", noted)
     return titles
 
 

@@ -25,7 +25,7 @@ from mpgelu.estimators.noise import NoiseHead, head_inputs
 from mpgelu.estimators.recipe import InterruptedWarning, Kind, Rows, Settings, Trained, default_network, train, training
 from mpgelu.estimators.recipe.folds import Batches, Folds
 from mpgelu.estimators.recipe.head import mean_range, train_head
-from mpgelu.estimators.recipe.loop import run
+from mpgelu.estimators.recipe.loop import Group, Pace
 from mpgelu.estimators.recipe.networks import new_networks
 from mpgelu.estimators.recipe.steps import Steps, expected_loss, learning_rate, variance_weights
 from mpgelu.estimators.recipe.weights import fit_width, mean_weights, stacking_weights
@@ -490,8 +490,8 @@ def test_killed_processes_leave_a_whole_checkpoint(tmp_path: Path) -> None:
 
 def test_a_time_limit_ends_the_steps_with_a_learning_rate_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, likelihood = data(), HeteroscedasticGaussian()
-    stack = new_networks(3, SETTINGS.kinds[0], likelihood, SETTINGS, 0)
-    trainer, rates = Steps(stack, expected_loss(stack, likelihood, 0.5, 50)), []
+    task = training.task_of(0, 3, likelihood, replace(SETTINGS, steps=10**6))
+    trainer, rates = task.trainer(len(rows.y)), []
     step = trainer.step
 
     def recorded(x: Tensor, y: Tensor, weights: Tensor, rate: float) -> Tensor:
@@ -500,12 +500,21 @@ def test_a_time_limit_ends_the_steps_with_a_learning_rate_of_zero(monkeypatch: p
 
     monkeypatch.setattr(trainer, "step", recorded)
     with mp.training.training_progress(False) as bar, Interrupts() as interrupts:
-        run(
-            trainer, Folds.of(80, 3, 0).trained, rows, steps=10**6, batch_size=16, peak=0.01, seed=0, seconds=1.0,
-            interrupts=interrupts, bar=bar, title="",
-        )  # fmt: skip
+        Group(task, trainer).train(rows, 1.0, interrupts, bar)
     assert 1 <= len(rates) < 10**6
     assert rates[-1] < 0.2 * max(rates)
+
+
+def test_a_time_limit_that_has_passed_leaves_one_step() -> None:
+    pace = Pace(0.01, 100, seconds=-5.0, taken=20)  # a Gaussian process may have taken more than the whole limit
+    assert pace.rate(20) is not None
+    assert pace.rate(21) is None
+
+
+def test_a_time_limit_does_not_take_the_last_step_away() -> None:
+    pace = Pace(0.01, 100, seconds=1e6, taken=0)
+    assert pace.rate(99) == pytest.approx(0)
+    assert pace.rate(100) is None
 
 
 def test_a_likelihood_of_the_users_keeps_the_networks_own_outputs() -> None:

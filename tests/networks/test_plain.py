@@ -50,6 +50,19 @@ def test_outputs_are_those_of_the_layers_in_float64(make: Any, rows: int) -> Non
     torch.testing.assert_close(stack(x), found, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("make", NETWORKS)
+def test_batched_operations_of_training_are_the_layers(make: Any) -> None:
+    stack = stacked(make).double().requires_grad_()
+    assert stack._is_batched
+    x, networks = 2 * torch.randn(3, 11, 3, dtype=torch.float64), stack.unstack()
+    found, wanted = stack(x), torch.stack([network(each) for network, each in zip(networks, x, strict=True)])
+    torch.testing.assert_close(found, wanted)
+    names, held = zip(*stack.state()[0].items(), strict=True)
+    gradients = torch.autograd.grad(found.square().sum(), held)
+    alone = torch.autograd.grad(wanted.square().sum(), [net.get_parameter(name) for name in names for net in networks])
+    torch.testing.assert_close(torch.cat([g.flatten() for g in gradients]), torch.cat([g.flatten() for g in alone]))
+
+
 @NEEDS_KERNELS
 def test_a_row_has_the_same_bits_among_any_others() -> None:
     stack = stacked(NETWORKS[0])

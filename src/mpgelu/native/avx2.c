@@ -9,13 +9,7 @@
 #pragma GCC target("avx2,fma")
 #endif
 #define VARIANT avx2
-#include "diagonal.c"
-#include "ensemble.c"
-#include "factored.c"
-#include "full.c"
-#include "mixture.c"
-#include "plain.c"
-#include "process.c"
+#include "all.c"
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

@@ -10,13 +10,7 @@
 #endif
 #define VARIANT avx512
 #define LONG_VECTORS
-#include "diagonal.c"
-#include "ensemble.c"
-#include "factored.c"
-#include "full.c"
-#include "mixture.c"
-#include "plain.c"
-#include "process.c"
+#include "all.c"
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

@@ -14,33 +14,6 @@
 #include "products.h"
 #include "relu_pairs.h"
 
-/* C (m x n) += A (m x k) B (k x n) for matrices of vectors, lane by lane, accumulated in registers as in TILE. */
-#define VECTOR_TILE(name, ROWS, COLUMNS)                                                                               \
-    INLINE void name(int64_t n, int64_t k, const vector *restrict a, const vector *restrict b, vector *restrict c) {   \
-        vector sum[ROWS * COLUMNS];                                                                                    \
-        UNROLL for (int t = 0; t < ROWS * COLUMNS; t++) sum[t] = c[t / COLUMNS * n + t % COLUMNS];    \
-        for (int64_t p = 0; p < k; p++)                                                                                \
-            UNROLL for (int t = 0; t < ROWS * COLUMNS; t++)                                          \
-                sum[t] += a[t / COLUMNS * k + p] * b[p * n + t % COLUMNS];                                             \
-        UNROLL for (int t = 0; t < ROWS * COLUMNS; t++) c[t / COLUMNS * n + t % COLUMNS] = sum[t];    \
-    }
-
-VECTOR_TILE(vector_tile_5x2, 5, 2)
-VECTOR_TILE(vector_tile_1x2, 1, 2)
-VECTOR_TILE(vector_tile_1x1, 1, 1)
-
-static void multiply_add_lanes(int64_t m, int64_t n, int64_t k, const float *a_start, const float *b_start,
-                               float *c_start) {
-    const vector *a = (const vector *)a_start, *b = (const vector *)b_start;
-    vector *c = (vector *)c_start;
-    int64_t j = 0, i;
-    for (; j + 2 <= n; j += 2) {
-        for (i = 0; i + 5 <= m; i += 5) vector_tile_5x2(n, k, a + i * k, b + j, c + i * n + j);
-        for (; i < m; i++) vector_tile_1x2(n, k, a + i * k, b + j, c + i * n + j);
-    }
-    for (i = 0; j < n && i < m; i++) vector_tile_1x1(n, k, a + i * k, b + j, c + i * n + j);
-}
-
 /* C = W B, or W^T B with exchanged strides, for a symmetric result C (n x n): the upper triangle is computed in pairs
  * of columns, and copied to the lower one. */
 static void multiply_symmetric(int64_t n, int64_t k, const float *w, int64_t w_row, int64_t w_column, const float *b,
@@ -313,7 +286,7 @@ static void backward_linear(const struct linear *linear, int first, struct full_
     multiply(before, 1, after, linear->weight, 1, before, room.transposed, grad_mean);
     multiply_symmetric(before, after, linear->weight, 1, before, product, grad);
     for (int64_t i = 0; i < after * before * LANES; i++) product[i] *= 2;
-    multiply_add_lanes(after, before, before, product, linear->covariance, by_weight);
+    multiply_add_dots(after, before, before, (const vector *)product, (const vector *)linear->covariance, by); /* C = C^T */
 }
 
 BACKWARD(full_backward) {

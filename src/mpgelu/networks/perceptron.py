@@ -143,7 +143,7 @@ def as_function(network: nn.Module) -> Callable[[Any], Any]:
             outputs = run_whole(found, {name: tensor.unsqueeze(0) for name, tensor in held.items()}, _stacked(value))
         if outputs is None:
             return network(value)
-        mean, spread = _parts(outputs)
+        mean, spread = mean_and_spread(outputs)
         return type(outputs)(mean.squeeze(0), spread.squeeze(0))
 
     return run
@@ -178,8 +178,8 @@ def _stacked(value: DiagonalMoments | FactoredMoments) -> DiagonalMoments | Fact
     return FactoredMoments(mean, value.blocks, residual, max_rank=value.max_rank)
 
 
-def _parts(value: DiagonalMoments | FullMoments) -> tuple[Tensor, Tensor]:
-    """Return the mean with the variance of diagonal moments, or with the covariance of full ones."""
+def mean_and_spread(value: Moments) -> tuple[Tensor, Tensor]:
+    """Return the mean with the variance of diagonal moments, or with the covariance of others."""
     return value.mean, value.variance if isinstance(value, DiagonalMoments) else value.covariance
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mpgelu.errors import InputError
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moments, moments_of
 from mpgelu.moments.checks import check_mean
-from mpgelu.networks.perceptron import as_function
+from mpgelu.networks.perceptron import as_function, mean_and_spread
 
 # Entries of the largest temporary: about the size of the cache, and enough work to hide the overhead of calls.
 _CHUNK_ENTRIES = 2**20
@@ -56,18 +56,13 @@ def propagate(
         raise InputError(f"propagate: rows_at_once must be at least 1, got {rows_at_once}")
     run = as_function(network)
     with torch.no_grad():
-        mean, spread = _mean_and_spread(run(start(x[:size])))
+        mean, spread = mean_and_spread(run(start(x[:size])))
         mean_all, spread_all = (part.new_empty(len(x), *part.shape[1:]) for part in (mean, spread))
         mean_all[:size], spread_all[:size] = mean, spread
         for first in range(size, len(x), size):
             rows = slice(first, first + size)
-            mean_all[rows], spread_all[rows] = _mean_and_spread(run(start(x[rows])))
+            mean_all[rows], spread_all[rows] = mean_and_spread(run(start(x[rows])))
     return (DiagonalMoments if spread.dim() == 2 else FullMoments)(mean_all, spread_all)
-
-
-def _mean_and_spread(output: Moments) -> tuple[Tensor, Tensor]:
-    """Return the mean with the variance of diagonal moments, or with the covariance of others."""
-    return output.mean, output.variance if isinstance(output, DiagonalMoments) else output.covariance
 
 
 def _default_rows(network: nn.Module, start: Moments) -> int:

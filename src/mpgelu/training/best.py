@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from mpgelu.training.gradients import aligned
+
 
 class Best:
     """The parameters of each model at its smallest validation loss.
@@ -65,8 +67,3 @@ class Best:
         with torch.no_grad():
             for p, state in zip(self.parameters, self.state, strict=bool(self.state)):
                 p.copy_(state)
-
-
-def aligned(per_model: Tensor, p: Tensor) -> Tensor:
-    """Return a value for each model, ``(*models,)``, in a shape that broadcasts against a parameter of a stack."""
-    return per_model.reshape((*per_model.shape, *[1] * (p.dim() - per_model.dim())))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from mpgelu.errors import InputError, TrainingError
-from mpgelu.training.best import aligned
 from mpgelu.training.distributed import ManyProcesses, OneProcess
+from mpgelu.training.gradients import aligned, limit_gradients
 
 _MOST_RECOVERIES = 20
 _SNAPSHOT_EVERY = 20  # steps between two copies of the last good state
@@ -149,13 +149,8 @@ class Trainer:
             losses = losses + self.penalty()
         losses.sum().backward()  # type: ignore[no-untyped-call]
         losses = self.processes.mean(losses.detach())
-        norms = torch.linalg.vector_norm(torch.stack([self._norm(p) for p in self.parameters]), dim=0)
-        self.good = torch.isfinite(losses) & torch.isfinite(norms)
-        if self.clip is not None:
-            self._scale_gradients((self.clip / (norms + 1e-12)).clamp_max(1))
+        self.good = limit_gradients([_gradient(p) for p in self.parameters], losses, self.clip, torch.float64)
         if not self.good.all():
-            for p in self.parameters:
-                p.grad = torch.where(aligned(self.good, p), _gradient(p), 0)
             for p in self.shared:
                 p.grad = torch.zeros_like(p)
         self.losses_seen = torch.where(self.good, losses, torch.nan)
@@ -193,17 +188,6 @@ class Trainer:
         with torch.no_grad():
             for p, before in zip(self.parameters, start, strict=True):
                 p.copy_(torch.lerp(before, p, aligned(scale, p).to(p)))
-
-    def _scale_gradients(self, scale: Tensor) -> None:
-        """Multiply the gradients of each model by a factor, ``(*models,)``."""
-        for p in self.parameters:
-            _gradient(p).mul_(aligned(scale, p).to(p))
-
-    def _norm(self, p: nn.Parameter) -> Tensor:
-        """Return the norm of the gradient of each model, ``(*models,)``."""
-        gradient = _gradient(p).reshape(*self.models, -1)
-        norm: Tensor = torch.linalg.vector_norm(gradient, dim=-1, dtype=torch.float64)
-        return norm
 
 
 def _gradient(p: nn.Parameter) -> Tensor:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+Numbers = NDArray[np.int64]
 
 _FEWEST_JUDGES, _LEAST_SHARE_OF_JUDGES = 50, 0.2
 
@@ -72,12 +76,17 @@ class Folds:
 
         splitter = KFold(min(rows, folds), shuffle=True, random_state=seed)
         split = list(splitter.split(np.zeros(rows)))
-        shortest, longest = min(len(train) for train, _ in split), max(len(held) for _, held in split)
+        shortest = min(len(train) for train, _ in split)
         random = np.random.default_rng(seed)  # the missing row is a random one
-        trained = np.stack([random.permutation(train)[:shortest] for train, _ in split])
-        held = np.stack([np.resize(held, longest) for _, held in split])
-        counts = np.stack([np.arange(longest) < len(held) for _, held in split])
-        return Folds(*(torch.as_tensor(part, device="cpu") for part in (trained, held, counts)))
+        return Folds.padded([random.permutation(train)[:shortest] for train, _ in split], [held for _, held in split])
+
+    @staticmethod
+    def padded(trained: Sequence[Numbers], held: Sequence[Numbers]) -> Folds:
+        """Return folds of row numbers for each network: as many training rows for each, any number of held-out rows."""
+        longest = max(map(len, held))
+        counts = np.stack([np.arange(longest) < len(rows) for rows in held])
+        parts = np.stack(trained), np.stack([np.resize(rows, longest) for rows in held]), counts
+        return Folds(*(torch.as_tensor(part, device="cpu") for part in parts))
 
     def gather(self, values: Tensor) -> Tensor:
         """Return values of held-out rows in the order of all rows.

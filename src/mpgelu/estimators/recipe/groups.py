@@ -22,118 +22,15 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from mpgelu.estimators.recipe.checkpoint import Keeper
-from mpgelu.estimators.recipe.folds import Folds, Rows
-from mpgelu.estimators.recipe.loop import run
-from mpgelu.estimators.recipe.steps import Steps, expected_loss
-from mpgelu.likelihoods import Likelihood
+from mpgelu.estimators.recipe.folds import Rows
+from mpgelu.estimators.recipe.loop import Group, Task
 from mpgelu.native.threads import job_count, one_thread_each, run_all, workers_elsewhere
-from mpgelu.networks import Stack
 from mpgelu.training import Interrupts, training_progress
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 _ATTEMPTS = 3  # number of times that unfinished groups are sent to a failing backend
-
-
-@dataclass(frozen=True)
-class Task:
-    """The training of a group, without its rows; it can be sent to another process.
-
-    Args:
-        title: Title of the progress bar.
-        stack: The networks, which are trained in place.
-        likelihood: Likelihood of their outputs.
-        folds: Number of folds, one of which is held out from each network.
-        steps: Number of optimiser steps.
-        effort: Number of steps relative to that of the longest groups.
-        batch_size: Number of rows in a step.
-        learning_rate: Largest learning rate of the schedule.
-        beta: Exponent of the weights of rows, see :func:`expected_loss`.
-        seed: Seed of the folds and of the order of the rows.
-        device: Device on which the networks are trained; before and after, they are on the CPU.
-    """
-
-    title: str
-    stack: Stack
-    likelihood: Likelihood
-    folds: int
-    steps: int
-    effort: float
-    batch_size: int
-    learning_rate: float
-    beta: float
-    seed: int
-    device: torch.device
-
-    def trainer(self, rows: int) -> Steps:
-        """Return the optimiser of the networks for a number of rows."""
-        trained = self.rows_left_out(rows).trained.shape[1]
-        return Steps(self.stack, expected_loss(self.stack, self.likelihood, self.beta, trained))
-
-    def rows_left_out(self, rows: int) -> Folds:
-        """Return the folds for a number of rows."""
-        return Folds.of(rows, self.folds, self.seed)
-
-
-@dataclass
-class Group:
-    """A task with the state of its training.
-
-    Args:
-        task: The task.
-        trainer: Optimiser of its networks.
-        keeper: Writes checkpoints; ``None`` without them.
-        left_out: Number of steps that each network skipped because its loss was not finite, ``(networks,)``; ``None``
-            before the training has ended.
-    """
-
-    task: Task
-    trainer: Steps
-    keeper: Keeper | None = None
-    left_out: Tensor | None = None
-
-    def train(self, rows: Rows, seconds: float, interrupts: Interrupts, bar: Progress) -> None:
-        """Train the group in this process.
-
-        Args:
-            rows: The data.
-            seconds: Time for a group of effort one.
-            interrupts: Ends the training after Ctrl-C.
-            bar: Progress bar.
-        """
-        with self.on_device():
-            self.left_out = run(
-                self.trainer,
-                self.task.rows_left_out(len(rows.y)).trained,
-                rows.to(self.task.device),
-                steps=self.task.steps,
-                batch_size=self.task.batch_size,
-                peak=self.task.learning_rate,
-                seed=self.task.seed,
-                seconds=seconds * self.task.effort,
-                keeper=self.keeper,
-                interrupts=interrupts,
-                bar=bar,
-                title=self.task.title,
-            )
-
-    @contextmanager
-    def on_device(self) -> Iterator[None]:
-        """Keep the networks on the device of the task within the context."""
-        self.trainer.to(self.task.device)
-        try:
-            yield
-        finally:
-            self.trainer.to(torch.device("cpu"))
-
-    def take(self, outcome: _Outcome) -> None:
-        """Load the result of a worker, and write a checkpoint."""
-        self.trainer.load(outcome.state, outcome.taken)
-        self.left_out = outcome.left_out
-        if self.keeper:
-            self.keeper.write()
 
 
 class _Outcome(NamedTuple):
@@ -150,6 +47,12 @@ class _Outcome(NamedTuple):
     state: dict[str, Tensor]
     taken: int
     left_out: Tensor
+
+    def load_into(self, group: Group) -> None:
+        """Finish the training of a group in this process with the result."""
+        group.trainer.load(self.state, self.taken)
+        group.trainer.left_out = self.left_out
+        group.finish()
 
 
 @dataclass(frozen=True)
@@ -201,7 +104,7 @@ class Workers:
             with interrupts.at_once():
                 self._send(groups, rows, seconds, bar)
         except KeyboardInterrupt:
-            if all(group.left_out is None for group in groups):
+            if not any(group.is_trained for group in groups):
                 raise
 
     def _send(self, groups: list[Group], rows: Rows, seconds: float, bar: Progress) -> None:
@@ -213,7 +116,7 @@ class Workers:
         arrays = tuple(tensor.numpy() for tensor in (rows.X, rows.y, rows.weights))  # joblib shares memory if it can
         shown = [bar.add_task(g.task.title, total=g.task.steps, completed=g.trainer.taken, loss=np.nan) for g in groups]
         for attempt in range(1, _ATTEMPTS + 1):
-            left = [place for place, group in enumerate(groups) if group.left_out is None]
+            left = [place for place, group in enumerate(groups) if not group.is_trained]
             left.sort(key=lambda place: -groups[place].task.effort)
             calls = [joblib.delayed(_trained)(place, *_sent(groups[place]), seconds, *arrays) for place in left]
             try:
@@ -221,7 +124,7 @@ class Workers:
                     for outcome in outcomes:
                         if isinstance(outcome, Exception):
                             raise _GroupError(outcome)
-                        groups[outcome.place].take(outcome)
+                        outcome.load_into(groups[outcome.place])
                         bar.update(shown[outcome.place], completed=groups[outcome.place].task.steps)
                 return
             except _GroupError as error:
@@ -229,7 +132,7 @@ class Workers:
             except Exception as error:
                 if attempt == _ATTEMPTS:
                     raise
-                _warn_of_failure(error, sum(group.left_out is None for group in groups))
+                _warn_of_failure(error, sum(not group.is_trained for group in groups))
 
     def _results(self, calls: list[Any]) -> Generator[_Outcome | Exception, None, None]:
         """Yield results when they are finished, or all at the end if the backend, such as Ray's, requires it."""
@@ -296,8 +199,7 @@ def _trained(
     except Exception as error:
         error.add_note("".join(traceback.format_exception(error)))
         return error
-    assert group.left_out is not None
-    return _Outcome(place, group.trainer.state(), group.trainer.taken, group.left_out)
+    return _Outcome(place, group.trainer.state(), group.trainer.taken, group.trainer.left_out)
 
 
 def _tensor(array: NDArray[np.float32]) -> Tensor:

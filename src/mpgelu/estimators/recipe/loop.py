@@ -1,24 +1,25 @@
-"""The training loop of one stack of networks, with time limit, checkpoints and Ctrl-C."""
+"""The training loop of all networks of a kind, with time limit, checkpoints and Ctrl-C."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
-from mpgelu.errors import TrainingError
 from mpgelu.estimators.recipe.checkpoint import Keeper
-from mpgelu.estimators.recipe.folds import Batches, Rows
-from mpgelu.estimators.recipe.steps import Steps, learning_rate
+from mpgelu.estimators.recipe.folds import Batches, Folds, Rows
+from mpgelu.estimators.recipe.steps import Steps, expected_loss, learning_rate
+from mpgelu.likelihoods import Likelihood
+from mpgelu.networks import Stack
 from mpgelu.training import Interrupts
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-_MOST_LEFT_OUT = 0.5  # largest share of skipped steps of a network
 _SHOWN_EVERY = 20  # steps between two updates of the progress bar
 
 
@@ -28,17 +29,11 @@ class Clock:
 
     Args:
         limit: Duration in seconds after which training must end; ``None`` for no limit.
-
-    Attributes:
         started: Time of the start on the monotonic clock.
     """
 
     limit: float | None
-    started: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Start the clock."""
-        self.started = time.monotonic()
+    started: float = field(default_factory=time.monotonic)
 
     @property
     def left(self) -> float:
@@ -46,82 +41,134 @@ class Clock:
         return float("inf") if self.limit is None else self.started + self.limit - time.monotonic()
 
 
-def run(
-    trainer: Steps,
-    trained: Tensor,
-    rows: Rows,
-    *,
-    steps: int,
-    batch_size: int,
-    peak: float,
-    seed: int,
-    seconds: float = float("inf"),
-    keeper: Keeper | None = None,
-    interrupts: Interrupts,
-    bar: Progress,
-    title: str,
-) -> Tensor:
-    """Train for a number of steps, or for as many as fit into the time.
+class Pace:
+    """The learning rates of a run that ends after a number of steps or a duration, whichever is first.
 
-    The schedule of the learning rate depends on the larger of the fractions of steps and of time that have passed, so
-    that it falls to zero in either case.
+    The schedule depends on the larger of the fractions of steps and of time that have passed, so that it falls to zero
+    in either case. The duration of the next step is estimated by the mean of those before.
 
     Args:
-        trainer: Optimiser of the networks; it may have taken steps before.
-        trained: Numbers of the training rows of each network, ``(networks, rows)``.
-        rows: The data.
-        steps: Number of steps.
-        batch_size: Number of rows in a step.
-        peak: Largest learning rate of the schedule.
-        seed: Seed of the order of the rows.
-        seconds: Duration of the training.
-        keeper: Writes checkpoints; ``None`` without them.
-        interrupts: Ends the training after Ctrl-C.
-        bar: Progress bar.
+        peak: Largest learning rate of the schedule, :func:`learning_rate`.
+        steps: Number of steps of the run.
+        seconds: Duration of the run from now on; at least one step is taken, also if nothing is left.
+        taken: Number of steps that were taken before.
+    """
+
+    def __init__(self, peak: float, steps: int, seconds: float, taken: int) -> None:
+        self.peak, self.steps, self.seconds, self.first = peak, steps, max(seconds, 1e-9), taken
+        self.started = time.monotonic()
+
+    def rate(self, taken: int) -> float | None:
+        """Return the learning rate of the step after ``taken`` steps; ``None`` if the run has ended."""
+        if taken >= self.steps:
+            return None
+        elapsed, since = time.monotonic() - self.started, taken - self.first
+        passed = (elapsed + elapsed / max(since, 1)) / self.seconds
+        if passed >= 1 and since:
+            return None
+        return learning_rate(self.peak, min(max((taken + 1) / self.steps, passed), 1.0))
+
+
+@dataclass(frozen=True)
+class Task:
+    """The training of a group, without its rows; it can be sent to another process.
+
+    Args:
         title: Title of the progress bar.
-
-    Returns:
-        Number of steps that each network skipped because its loss was not finite, ``(networks,)``.
-
-    Raises:
-        TrainingError: More than half of the losses of a network were not finite.
+        stack: The networks, which are trained in place.
+        likelihood: Likelihood of their outputs.
+        folds: Number of folds, one of which is held out from each network.
+        steps: Number of optimiser steps.
+        effort: Number of steps relative to that of the longest groups.
+        batch_size: Number of rows in a step.
+        learning_rate: Largest learning rate of the schedule.
+        beta: Exponent of the weights of rows, see :func:`expected_loss`.
+        seed: Seed of the folds and of the order of the rows.
+        device: Device on which the networks are trained; before and after, they are on the CPU.
     """
-    batches = Batches(trained, min(batch_size, trained.shape[1]), seed)
-    left_out = torch.zeros(len(trained), dtype=torch.long, device=rows.X.device)
-    task = bar.add_task(title, total=steps, completed=trainer.taken, loss=float("nan"))
-    started, first = time.monotonic(), trainer.taken
-    while trainer.taken < steps and not interrupts.seen:
-        done = (trainer.taken + 1) / steps
-        if seconds < float("inf"):
-            elapsed, taken = time.monotonic() - started, trainer.taken - first
-            done = max(done, (elapsed + elapsed / max(taken, 1)) / seconds)
-            if done >= 1 and taken:
-                break
-        at = batches.rows(trainer.taken, 1)[:, 0].to(rows.X.device)
-        losses = trainer.step(rows.X[at], rows.y[at], rows.weights[at], learning_rate(peak, min(done, 1.0)))
-        left_out += ~torch.isfinite(losses)
-        if trainer.taken % _SHOWN_EVERY == 0:
-            bar.update(task, completed=trainer.taken, loss=float(losses.nanmean()))
-            if keeper:
-                keeper.write_now_and_then()
-    bar.update(task, completed=steps)
-    if keeper:
-        keeper.write()
-    left_out = left_out.cpu()
-    check_left_out(left_out, trainer.taken)
-    return left_out
+
+    title: str
+    stack: Stack
+    likelihood: Likelihood
+    folds: int
+    steps: int
+    effort: float
+    batch_size: int
+    learning_rate: float
+    beta: float
+    seed: int
+    device: torch.device
+
+    def trainer(self, rows: int) -> Steps:
+        """Return the optimiser of the networks for a number of rows."""
+        trained = self.rows_left_out(rows).trained.shape[1]
+        return Steps(self.stack, expected_loss(self.stack, self.likelihood, self.beta, trained))
+
+    def rows_left_out(self, rows: int) -> Folds:
+        """Return the folds for a number of rows."""
+        return Folds.of(rows, self.folds, self.seed)
 
 
-def check_left_out(left_out: Tensor, taken: int) -> None:
-    """Raise a :class:`TrainingError` if a network skipped more than half of its steps.
+@dataclass
+class Group:
+    """A task with the state of its training.
 
     Args:
-        left_out: Number of steps that each network skipped, ``(networks,)``.
-        taken: Number of steps.
+        task: The task.
+        trainer: Optimiser of its networks.
+        keeper: Writes checkpoints; ``None`` without them.
+        is_trained: Whether the training has ended.
     """
-    share = float(left_out.max()) / max(1, taken)
-    if share > _MOST_LEFT_OUT:
-        raise TrainingError(
-            f"fit: the loss was not finite in {share:.0%} of the steps of a network; "
-            "lower learning_rate or check the data for extreme values"
-        )
+
+    task: Task
+    trainer: Steps
+    keeper: Keeper | None = None
+    is_trained: bool = False
+
+    def train(self, rows: Rows, seconds: float, interrupts: Interrupts, bar: Progress) -> None:
+        """Train the group in this process, for all its steps or as many as fit into the time.
+
+        Args:
+            rows: The data.
+            seconds: Time for a group of effort one.
+            interrupts: Ends the training after Ctrl-C.
+            bar: Progress bar.
+
+        Raises:
+            TrainingError: More than half of the losses of a network were not finite.
+        """
+        task, trainer = self.task, self.trainer
+        pace = Pace(task.learning_rate, task.steps, seconds * task.effort, trainer.taken)
+        trained, rows = task.rows_left_out(len(rows.y)).trained, rows.to(task.device)
+        batches = Batches(trained, min(task.batch_size, trained.shape[1]), task.seed)
+        shown = bar.add_task(task.title, total=task.steps, completed=trainer.taken, loss=float("nan"))
+        with self.on_device():
+            while not interrupts.seen and (rate := pace.rate(trainer.taken)) is not None:
+                at = batches.rows(trainer.taken, 1)[:, 0].to(task.device)
+                losses = trainer.step(rows.X[at], rows.y[at], rows.weights[at], rate)
+                if trainer.taken % _SHOWN_EVERY == 0:
+                    bar.update(shown, completed=trainer.taken, loss=float(losses.nanmean()))
+                    if self.keeper:
+                        self.keeper.write_now_and_then()
+        bar.update(shown, completed=task.steps)
+        self.finish()
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Keep the networks on the device of the task within the context."""
+        self.trainer.to(self.task.device)
+        try:
+            yield
+        finally:
+            self.trainer.to(torch.device("cpu"))
+
+    def finish(self) -> None:
+        """Note the end of the training, and write a checkpoint.
+
+        Raises:
+            TrainingError: More than half of the losses of a network were not finite.
+        """
+        if self.keeper:
+            self.keeper.write()
+        self.trainer.check_left_out()
+        self.is_trained = True

@@ -9,13 +9,15 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from mpgelu.errors import TrainingError
 from mpgelu.layers import Periodic, Scale
 from mpgelu.likelihoods import Likelihood
 from mpgelu.moments import DiagonalMoments, Moments
 from mpgelu.networks import Stack, is_random
-from mpgelu.training.best import aligned
+from mpgelu.training.gradients import aligned, limit_gradients
 
 CLIP = 10.0  # largest norm of the gradient of a network
+_MOST_LEFT_OUT = 0.5  # largest share of skipped steps of a network
 _WARM_UP = 0.05  # fraction of the training in which the learning rate grows
 _SPEEDS: dict[type[nn.Module], float] = {Periodic: 5.0, Scale: 3.0}  # learning rates relative to other parameters
 
@@ -43,10 +45,13 @@ class Steps:
 
     Attributes:
         taken: Number of steps.
+        left_out: Number of steps that each network skipped, ``(networks,)``; a state that is loaded does not include
+            those before it.
     """
 
     def __init__(self, stack: Stack, objective: Objective) -> None:
         self.stack, self.objective, self.taken = stack, objective, 0
+        self.left_out = torch.zeros(len(stack), dtype=torch.long, device="cpu")
         speeds = _speeds(stack.architecture)
         named = {name: p for name, p in stack.state()[0].items() if p.requires_grad}
         self.parameters = list(named.values())
@@ -74,35 +79,39 @@ class Steps:
         losses = self.objective(x, y, weights)
         losses.sum().backward()  # type: ignore[no-untyped-call]
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients]).norm(dim=0)
-        finite = torch.isfinite(losses.detach()) & torch.isfinite(norms)
-        scale = (CLIP / (norms + 1e-12)).clamp_max(1)
-        if finite.all():
-            if (scale < 1).any():
-                for gradient in gradients:
-                    gradient.mul_(aligned(scale, gradient).to(gradient))
-            self.optimizer.step()
-        else:
-            self._step_of(finite, gradients, scale)
+        finite = limit_gradients(gradients, losses.detach(), CLIP)
+        kept = [] if finite.all() else [value.clone() for value in self.state().values()]
+        self.optimizer.step()
+        if kept:
+            self._undo(~finite, kept)
         self.taken += 1
+        self.left_out += ~finite
         return torch.where(finite, losses.detach(), torch.nan)
 
-    def _step_of(self, finite: Tensor, gradients: list[Tensor], scale: Tensor) -> None:
-        """Take a step with some of the networks, without changing parameters and optimiser state of the others.
+    def _undo(self, skipped: Tensor, before: list[Tensor]) -> None:
+        """Restore parameters and optimiser state of some of the networks.
 
         Args:
-            finite: Whether each network takes the step, ``(networks,)``.
-            gradients: Gradients of the parameters, ``(networks, ...)`` each.
-            scale: Factor of the gradient of each network, for clipping, ``(networks,)``.
+            skipped: Which networks, ``(networks,)``.
+            before: The state to restore, in the order of :meth:`state`.
         """
-        for gradient in gradients:
-            gradient.copy_(torch.where(aligned(finite, gradient), gradient * aligned(scale, gradient).to(gradient), 0))
-        kept = [value.clone() for value in self.state().values()]
-        self.optimizer.step()
         with torch.no_grad():
-            for now, before in zip(self.state().values(), kept, strict=True):
+            for now, kept in zip(self.state().values(), before, strict=True):
                 if now.dim():  # the number of steps is a scalar that all networks share
-                    now.copy_(torch.where(aligned(finite, now), now, before))
+                    now.copy_(torch.where(aligned(skipped, now), kept, now))
+
+    @property
+    def share_left_out(self) -> float:
+        """Fraction of the steps that the network with most of them skipped."""
+        return float(self.left_out.max()) / max(1, self.taken)
+
+    def check_left_out(self) -> None:
+        """Raise a :class:`TrainingError` if a network skipped more than half of its steps."""
+        if self.share_left_out > _MOST_LEFT_OUT:
+            raise TrainingError(
+                f"fit: the loss was not finite in {self.share_left_out:.0%} of the steps of a network; "
+                "lower learning_rate or check the data for extreme values"
+            )
 
     def state(self) -> dict[str, Tensor]:
         """Return parameters and state of the optimiser by name; with :attr:`taken` they determine the next steps."""
@@ -122,6 +131,7 @@ class Steps:
     def to(self, device: torch.device) -> None:
         """Move the networks, and what Adam knows of them, to a device."""
         self.stack.to(device)
+        self.left_out = self.left_out.to(device)
         for kept in self.optimizer.state.values():
             kept |= {name: value.to(device) for name, value in kept.items()}
 

@@ -18,10 +18,10 @@ from mpgelu.errors import InputError
 from mpgelu.estimators.hashing import uniform
 from mpgelu.estimators.recipe.checkpoint import Keeper
 from mpgelu.estimators.recipe.folds import Folds, Rows
-from mpgelu.estimators.recipe.groups import Group, one_thread_all
-from mpgelu.estimators.recipe.loop import Clock, check_left_out
+from mpgelu.estimators.recipe.groups import one_thread_all
+from mpgelu.estimators.recipe.loop import Clock, Group, Pace
 from mpgelu.estimators.recipe.settings import Settings
-from mpgelu.estimators.recipe.steps import Steps, expected_loss, learning_rate
+from mpgelu.estimators.recipe.steps import Steps, expected_loss
 from mpgelu.estimators.recipe.training import Member, Trained, seconds_of_head, task_of, warn, weighted
 from mpgelu.likelihoods import HeteroscedasticGaussian, Likelihood
 from mpgelu.native.threads import run_all
@@ -103,11 +103,7 @@ def held_out(numbers: NDArray[np.int64], folds: int, seed: int) -> Folds:
     held = [np.flatnonzero(fold == k) for k in range(folds)]
     if not all(map(len, held)):
         raise InputError(f"fit: {folds} folds of {len(numbers)} rows leave one empty; take fewer folds or more rows")
-    longest = max(map(len, held))
-    counts = np.stack([np.arange(longest) < len(rows) for rows in held])
-    padded = np.stack([np.resize(rows, longest) for rows in held])
-    parts = np.empty((folds, 0), dtype=np.int64), padded, counts
-    return Folds(*(torch.as_tensor(part, device="cpu") for part in parts))
+    return Folds.padded([np.empty(0, dtype=np.int64)] * folds, held)
 
 
 def train_streamed(
@@ -137,8 +133,7 @@ def train_streamed(
         progress: As in :func:`train`.
         threads: Number of kinds that are trained at the same time.
     """
-    clock = Clock(settings.time_limit)
-    clock.started -= spent
+    clock = Clock(settings.time_limit, time.monotonic() - spent)
     judges, likelihood = scaled(stream.sample), settings.likelihood or HeteroscedasticGaussian()
     with training_progress(progress) as bar, Interrupts() as interrupts, one_thread_all():
         groups = [_group(position, stream, judges, likelihood, settings) for position in range(len(settings.kinds))]
@@ -168,7 +163,7 @@ def _group(position: int, stream: Stream, judges: Rows, likelihood: Likelihood, 
     held_out(stream.sample.numbers, task.folds, task.seed)  # raises for an empty fold before training
     trained = stream.rows - stream.rows // task.folds
     trainer = Steps(task.stack, expected_loss(task.stack, likelihood, task.beta, trained))
-    return Group(task, trainer, left_out=torch.zeros(task.folds, dtype=torch.long, device="cpu"))
+    return Group(task, trainer)
 
 
 def _run(
@@ -193,20 +188,21 @@ def _run(
         bar: Progress bar.
         threads: Number of kinds that are trained at the same time.
     """
-    started = time.monotonic()
+    clock = Clock(seconds)
+    paces = [Pace(g.task.learning_rate, g.task.steps, seconds, g.trainer.taken) for g in groups]
     position = min(int(group.trainer.taken / group.task.effort) for group in groups)  # in steps of effort one
     bars = bar.add_task("all networks", total=settings.steps, completed=position, loss=float("nan"))
 
     def is_over() -> bool:
-        return position >= settings.steps or interrupts.seen or time.monotonic() - started >= seconds
+        return position >= settings.steps or interrupts.seen or clock.left <= 0
 
     while not is_over():
         for block in stream.blocks(settings.seed + position):
             rows, batches = scaled(block).to(settings.device), [_batches(block.numbers, group) for group in groups]
             position = min(settings.steps, position + min(found.shape[1] for found in batches))
             tasks = [
-                partial(_take, group, at, rows, position, started, seconds, interrupts)
-                for group, at in zip(groups, batches, strict=True)
+                partial(_take, group, pace, at, rows, position, interrupts)
+                for group, pace, at in zip(groups, paces, batches, strict=True)
             ]
             losses = run_all(tasks, threads)
             bar.update(bars, completed=position, loss=losses[0])
@@ -216,41 +212,26 @@ def _run(
             if is_over():
                 break
     for group in groups:
-        if group.keeper:
-            group.keeper.write()
-        if group.left_out is not None:
-            check_left_out(group.left_out, group.trainer.taken)
+        group.finish()
 
 
-def _take(
-    group: Group,
-    batches: Tensor,
-    rows: Rows,
-    position: int,
-    started: float,
-    seconds: float,
-    interrupts: Interrupts,
-) -> float:
+def _take(group: Group, pace: Pace, batches: Tensor, rows: Rows, position: int, interrupts: Interrupts) -> float:
     """Take the steps of one kind on one block, and return the mean loss of the last step.
 
     Args:
         group: Networks of the kind.
+        pace: Their learning rates.
         batches: Positions of rows in the block, ``(networks, batches, rows)``.
         rows: The block.
         position: Number of steps of a kind of effort one at the end of the block.
-        started: Time of the start on the monotonic clock.
-        seconds: Duration of the training; at least one step is taken.
         interrupts: Ends the training after Ctrl-C.
     """
-    task, trainer = group.task, group.trainer
-    until, loss = min(task.steps, max(1, round(task.effort * position))), float("nan")
+    trainer, loss = group.trainer, float("nan")
+    until = max(1, round(group.task.effort * position))
     for at in batches.unbind(1)[: max(0, until - trainer.taken)]:
-        elapsed = (time.monotonic() - started) / seconds
-        if interrupts.seen or (elapsed >= 1 and trainer.taken):
+        if interrupts.seen or (rate := pace.rate(trainer.taken)) is None:
             break
-        rate = learning_rate(task.learning_rate, min(max((trainer.taken + 1) / task.steps, elapsed), 1.0))
         losses = trainer.step(rows.X[at], rows.y[at], rows.weights[at], rate)
-        group.left_out = ~torch.isfinite(losses).cpu() + (0 if group.left_out is None else group.left_out)
         loss = float(losses.nanmean())
     return loss
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,9 +16,9 @@ from mpgelu.estimators.gaussian_process import fit_process
 from mpgelu.estimators.noise import NoiseHead
 from mpgelu.estimators.recipe.checkpoint import Keeper
 from mpgelu.estimators.recipe.folds import Folds, Rows
-from mpgelu.estimators.recipe.groups import Group, Task, Workers, one_thread_all
+from mpgelu.estimators.recipe.groups import Workers, one_thread_all
 from mpgelu.estimators.recipe.head import mean_range, train_head
-from mpgelu.estimators.recipe.loop import Clock
+from mpgelu.estimators.recipe.loop import Clock, Group, Task
 from mpgelu.estimators.recipe.networks import new_networks
 from mpgelu.estimators.recipe.settings import Settings
 from mpgelu.estimators.recipe.weights import background, fit_width, mean_weights, stacking_weights
@@ -136,7 +137,7 @@ def train(
         workers.train(groups, rows, seconds, interrupts, bar)
         members, taken = [], settings.steps
         for kind, group in zip(settings.kinds, groups, strict=True):
-            if group.left_out is not None:
+            if group.is_trained:
                 group.task.stack.requires_grad_(False)
                 members.append(Member(str(kind), group.task.stack, group.task.rows_left_out(len(rows.y))))
                 taken = min(taken, group.trainer.taken) if kind.effort == 1 else taken
@@ -200,16 +201,15 @@ def warn(groups: list[Group], taken: int, steps: int, interrupts: Interrupts) ->
         interrupts: State of Ctrl-C.
     """
     for group in groups:
-        if group.left_out is not None and group.left_out.any():
-            share = float(group.left_out.max()) / max(1, group.trainer.taken)
+        if group.is_trained and group.trainer.left_out.any():
             warnings.warn(
-                f"fit: {int(group.left_out.sum())} steps whose loss was not finite were left out, in {share:.1%} of "
-                "the steps of the network with most of them",
+                f"fit: {int(group.trainer.left_out.sum())} steps whose loss was not finite were left out, in "
+                f"{group.trainer.share_left_out:.1%} of the steps of the network with most of them",
                 RecoveryWarning,
                 stacklevel=4,
             )
     if interrupts.seen:
-        done = sum(group.left_out is not None for group in groups)
+        done = sum(group.is_trained for group in groups)
         so_far = f"{taken} of {steps} steps" if done == len(groups) else f"{done} of {len(groups)} kinds of networks"
         warnings.warn(f"fit: interrupted after {so_far}; the state so far was kept", InterruptedWarning, stacklevel=4)
 
@@ -273,9 +273,9 @@ def weighted(
     if settings.likelihood is not None:
         densities = [_densities(member, rows, likelihood, moments) for member in members]
         by_kind, score = stacking_weights(torch.stack(densities, 1), rows.weights)
-        return _trained(members, by_kind, likelihood, None, 1.0, moments, score, taken)
+        return Trained(members, _by_network(by_kind, members), likelihood, None, 1.0, moments, score, taken)
     limits = mean_range(rows.y)
-    held = [_held_out(member, rows.X, moments) for member in members]
+    held = [_held_out(member, rows.X, moments, lambda outputs, _: _mean(outputs)) for member in members]
     if process is not None:
         members, held = [*members, process.member], [*held, process.held]
     means, own = MeanAndLogVariance.of(torch.stack(held))  # (kinds, rows)
@@ -297,8 +297,10 @@ def weighted(
     noise.spread.fill_(width.spread)
     tails = HeavyTailedGaussian(width.tail_share, width.tail_width, *background(len(rows.y)), width.tail_offset)
     some = _some_of(rows)
-    noise.settle(some.X, [_means(m.stack, some.X, moments) for m in members], some.weights, tails.variance_ratio)
-    return _trained(members, by_kind, tails, noise, width.spread, moments, score, taken)
+    with torch.no_grad():
+        values = [_mean(_outputs(m.stack, some.X.expand(len(m.stack), -1, -1), moments)) for m in members]
+    noise.settle(some.X, values, some.weights, tails.variance_ratio)
+    return Trained(members, _by_network(by_kind, members), tails, noise, width.spread, moments, score, taken)
 
 
 def _some_of(rows: Rows) -> Rows:
@@ -309,37 +311,9 @@ def _some_of(rows: Rows) -> Rows:
     return Rows(rows.X[at], rows.y[at], rows.weights[at])
 
 
-def _means(stack: Stack, X: Tensor, moments: type[Moments]) -> Tensor:
-    """Return the mean outputs of all networks for the same features ``(rows, n)``, ``(networks, rows, outputs)``."""
-    with torch.no_grad():
-        outputs = _outputs(stack, X.expand(len(stack), *X.shape), moments)
-    return outputs if isinstance(outputs, Tensor) else outputs.mean
-
-
-def _trained(
-    members: list[Member],
-    by_kind: Tensor,
-    likelihood: Likelihood,
-    noise: NoiseHead | None,
-    spread: float,
-    moments: type[Moments],
-    score: float,
-    taken: int,
-) -> Trained:
-    """Return the result, in which the networks of a member have equal parts of its weight.
-
-    Args:
-        members: The members.
-        by_kind: Their weights, ``(members,)``.
-        likelihood: Likelihood of the outputs.
-        noise: Noise head, or ``None``.
-        spread: Factor of the shrinkage.
-        moments: Type of moments of predictions.
-        score: Mean log density of held-out rows.
-        taken: Number of steps.
-    """
-    weights = torch.cat([(w / len(m.stack)).expand(len(m.stack)) for w, m in zip(by_kind, members, strict=True)])
-    return Trained(members, weights, likelihood, noise, spread, moments, score, taken)
+def _by_network(by_kind: Tensor, members: list[Member]) -> Tensor:
+    """Return the weights of all networks, ``(M,)``; those of a member have equal parts of its weight."""
+    return torch.cat([(w / len(m.stack)).expand(len(m.stack)) for w, m in zip(by_kind, members, strict=True)])
 
 
 def _best_moments(members: list[Member], rows: Rows, likelihood: Likelihood) -> type[Moments]:
@@ -364,21 +338,31 @@ def _outputs(stack: Stack, x: Tensor, moments: type[Moments]) -> Moments | Tenso
     return outputs
 
 
-def _held_out(member: Member, X: Tensor, moments: type[Moments]) -> Tensor:
-    """Return the mean outputs for each row of the network from which it is held out, ``(rows, outputs)``."""
-    parts = []
+def _mean(outputs: Moments | Tensor) -> Tensor:
+    """Return the mean of outputs; deterministic ones are their own."""
+    return outputs if isinstance(outputs, Tensor) else outputs.mean
+
+
+def _held_out(
+    member: Member, X: Tensor, moments: type[Moments], value: Callable[[Moments | Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Return a value of the outputs for each row, by the network from which the row is held out, ``(rows, ...)``.
+
+    Args:
+        member: The networks.
+        X: Scaled features, ``(rows, n)``.
+        moments: Type of moments that networks with random layers propagate.
+        value: Function from outputs ``(networks, some, outputs)`` and the numbers of their rows ``(networks, some)``
+            to values ``(networks, some, ...)``.
+    """
+    folds = member.rows_left_out
     with torch.no_grad():
-        for at in torch.split(member.rows_left_out.held, _HELD_AT_ONCE, dim=1):
-            outputs = _outputs(member.stack, X[at], moments)
-            parts.append(outputs if isinstance(outputs, Tensor) else outputs.mean)
-    return member.rows_left_out.gather(torch.cat(parts, 1))
+        chunks = torch.split(folds.held, _HELD_AT_ONCE, dim=1)
+        return folds.gather(torch.cat([value(_outputs(member.stack, X[at], moments), at) for at in chunks], 1))
 
 
 def _densities(member: Member, rows: Rows, likelihood: Likelihood, moments: type[Moments]) -> Tensor:
     """Return the log density of each target under the network from which its row is held out, ``(rows,)``."""
-    parts = []
-    with torch.no_grad():
-        for at in torch.split(member.rows_left_out.held, _HELD_AT_ONCE, dim=1):
-            outputs = _outputs(member.stack, rows.X[at], moments)
-            parts.append(likelihood.predictive(outputs, 8).log_prob(rows.y[at]))
-    return member.rows_left_out.gather(torch.cat(parts, 1))
+    return _held_out(
+        member, rows.X, moments, lambda outputs, at: likelihood.predictive(outputs, 8).log_prob(rows.y[at])
+    )
