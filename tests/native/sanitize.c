@@ -32,7 +32,7 @@ typedef void mixture_kernel(int64_t, int64_t, int64_t, const double *, const dou
 
 struct kernel {
     const char *name, *variant;
-    forward_kernel *forward;
+    forward_kernel *forward, *single; /* the latter for one row, if it has one */
     backward_kernel *backward;
     size_function *workspace, *kept;
     int covariance, first, last; /* whether it gives covariances, and the nonlinearities it knows */
@@ -52,14 +52,15 @@ struct kernel {
     extern told_kernel ensemble_told_##variant;                                                                        \
     extern noise_kernel ensemble_noise_##variant;                                                                      \
     extern mixture_kernel ensemble_mixture_##variant;
-#define ENTRY(kernel, variant, covariance, first, last)                                                                \
-    {#kernel,         #variant, kernel##_forward_##variant, kernel##_backward_##variant, kernel##_workspace_##variant,  \
-     kernel##_kept_##variant, covariance, first, last},
+#define ENTRY(kernel, single, variant, covariance, first, last)                                                        \
+    {#kernel,         #variant, kernel##_forward_##variant, single, kernel##_backward_##variant,                       \
+     kernel##_workspace_##variant, kernel##_kept_##variant, covariance, first, last},
 #define DECLARE_ALL(variant)                                                                                           \
-    DECLARE(diagonal, variant) DECLARE(factored, variant) DECLARE(full, variant) DECLARE_PREDICTING(variant)
+    DECLARE(diagonal, variant) DECLARE(factored, variant) DECLARE(full, variant) DECLARE_PREDICTING(variant)           \
+    extern forward_kernel diagonal_single_##variant;
 #define ENTRIES(variant)                                                                                               \
-    ENTRY(diagonal, variant, 0, MPGELU, RELU_EXACT)                                                                    \
-    ENTRY(factored, variant, 1, MPGELU, MPGELU) ENTRY(full, variant, 1, RELU_DVI, RELU_EXACT)
+    ENTRY(diagonal, diagonal_single_##variant, variant, 0, MPGELU, RELU_EXACT)                                         \
+    ENTRY(factored, NULL, variant, 1, MPGELU, MPGELU) ENTRY(full, NULL, variant, 1, RELU_DVI, RELU_EXACT)
 
 DECLARE_ALL(baseline)
 #if defined(__x86_64__)
@@ -130,6 +131,12 @@ static void run(const struct kernel *k, int wild) {
                spread, kept, room);
     k->backward(models, rows, layers, widths, nonlinearity, given[0], given[1], given[2], given[3], given[4], kept, mean,
                 spread, by, room);
+    if (k->single) {
+        free(room);
+        room = numbers(k->workspace(1, layers, widths), 0, 0);
+        k->single(models, 1, layers, widths, nonlinearity, 0, given[0], given[1], given[2], given[3], given[4], mean,
+                  spread, none, room);
+    }
     float *all[] = {given[0], given[1], given[2], given[3], given[4], mean, spread, by, kept, none, room};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import mpgelu as mp
 from mpgelu import DiagonalMoments, FactoredMoments, Stack, native
+from mpgelu.native.perceptron import Perceptrons, bound_propagation
 from mpgelu.networks.perceptron import as_function
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="needs the native kernels, that is a C compiler")
@@ -46,6 +47,25 @@ def test_fused_stacks_agree_with_float64_rules(nonlinearity: Any, hidden: tuple[
     assert len(fused) == len(exact) == 4 + 2 * len(hidden)
     for ours, reference in zip(fused, exact, strict=True):
         torch.testing.assert_close(ours.double(), reference, rtol=1e-4, atol=2e-6 * reference.abs().max().item())
+
+
+@pytest.mark.parametrize("nonlinearity", ["mpgelu", "relu_exact"])
+@pytest.mark.parametrize("widths", [(3, 7, 2), (9, 21, 33, 1), (1, 1, 1), (13, 130, 128, 2)])
+def test_a_row_alone_has_the_same_bits(nonlinearity: Any, widths: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    weights = [torch.randn(2, after, before) / before**0.5 for before, after in itertools.pairwise(widths)]
+    biases = [torch.randn(2, after) for after in widths[1:]]
+    gains, noises = torch.rand(2, 2, len(weights)).unbind()
+    networks = Perceptrons(weights, biases, gains, noises, nonlinearity)
+    mean, variance = torch.randn(2, 70, widths[0]), torch.rand(2, 70, widths[0])
+    call, *together = bound_propagation(networks, False, mean, variance)
+    call()
+    for row in (0, 63, 64, 69):
+        chosen = (x[:, row : row + 1].contiguous() for x in (mean, variance))
+        call, *alone = bound_propagation(networks, False, *chosen)
+        call()
+        for one, all_of_them in zip(alone, together, strict=True):
+            torch.testing.assert_close(one[:, 0], all_of_them[:, row], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 5, 40])

@@ -15,6 +15,8 @@ from houses import houses
 from mpgelu.errors import DataError, InputError
 from mpgelu.tables.cells import CellError
 from mpgelu.tables.dataset import Dataset
+from mpgelu.tables.sink import Sink
+from mpgelu.tables.source import Source
 
 
 def write(frame: pd.DataFrame, path: Path, rows: int = 40) -> None:
@@ -121,6 +123,33 @@ def test_a_damaged_file_in_the_middle(folder: Path, where: str) -> None:
         path.write_bytes(content)
     with pytest.raises(DataError, match=r"cannot read .*1\.parquet"):
         Dataset(folder).read()
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "dataset", "frame"])
+def test_zeros_in_a_page_do_not_pass_for_numbers(tmp_path: Path, kind: str) -> None:
+    frame = pd.DataFrame({"a": np.arange(1.0, 1001.0), "b": 1.0})
+    path = tmp_path / "t.parquet"
+    frame.to_parquet(path, index=False, compression="none", use_dictionary=False, write_page_checksum=True)
+    zero_numbers(path)
+    source = ds.dataset(path) if kind == "dataset" else tmp_path if kind == "folder" else path
+    with pytest.raises(DataError, match=r"^cannot read .*t\.parquet: [^\n]*CRC[^\n]*$"):
+        (Source(path) if kind == "frame" else Dataset(source)).read()
+
+
+def test_predictions_in_parquet_are_checked_when_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    with Sink(path).opened() as sink:
+        sink.write(pd.DataFrame({"a": np.arange(1.0, 1001.0)}))
+    zero_numbers(path)
+    with pytest.raises(DataError, match=r"cannot read .*t\.parquet: .*CRC"):
+        Source(path).read()
+
+
+def zero_numbers(path: Path) -> None:
+    """Overwrite some stored numbers of a Parquet file with zeros."""
+    content = bytearray(path.read_bytes())
+    content[1000:1064] = bytes(64)
+    path.write_bytes(content)
 
 
 def test_an_error_in_a_cell_names_its_file_and_row(folder: Path) -> None:

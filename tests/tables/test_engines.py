@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,10 +77,13 @@ def test_ray_data(ray_cluster: Any, model: TableModel, new: pd.DataFrame, expect
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     sql = pytest.importorskip("pyspark.sql")
+    environment = pytest.MonkeyPatch()
+    environment.setenv("PYSPARK_PYTHON", sys.executable)  # workers would be those of python3 on the path
     builder = sql.SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     session = builder.config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("spark"))).getOrCreate()
     yield session
     session.stop()
+    environment.undo()
 
 
 def spark_table(spark: Any, frame: pd.DataFrame, folder: Path) -> Any:

@@ -18,6 +18,7 @@
 #include "products.h"
 
 #define BLOCK 256 /* rows, a multiple of LANES */
+#define BRIEF_BLOCK 64 /* rows if nothing is kept for a backward pass: two layers of 128 units fit the cache */
 #define BAND 20 /* units whose gradients are computed together, so that they fit the cache for layers of any width */
 
 /* One layer of one network for a block of rows. The arrays have `width` columns, the number of rows rounded up to a
@@ -67,6 +68,7 @@ struct diagonal_room {
     float *squares;                /* (after, before), squared weights of a layer; transposed in the backward pass */
     vector *lanes;                 /* (BAND, before), gradients of the weights, not yet summed over lanes */
     float *grad_mean, *grad_variance, *grad_mean_before, *grad_variance_before; /* (widest, width) */
+    float *single[4]; /* (widest) each: moments of one row before and after a linear map */
 };
 
 /* Divides the workspace, and returns its size in floats; with `workspace` NULL it only counts. */
@@ -86,6 +88,7 @@ static int64_t arrange_diagonal(int64_t rows, int64_t layers, const int64_t *wid
     room->grad_variance = take(&space, widest * PADDED(block));
     room->grad_mean_before = take(&space, widest * PADDED(block));
     room->grad_variance_before = take(&space, widest * PADDED(block));
+    for (int i = 0; i < 4; i++) room->single[i] = take(&space, PADDED(widest));
     return space.used;
 }
 
@@ -168,9 +171,10 @@ FORWARD(diagonal_forward) {
     const struct diagonal *last = &maps[layers - 1];
     struct diagonal_room room;
     arrange_diagonal(rows, layers, widths, workspace, &room);
+    int64_t block = keep ? BLOCK : BRIEF_BLOCK;
     for (int64_t model = 0; model < models; model++)
-        for (int64_t start = 0; start < rows; start += BLOCK) {
-            int64_t count = rows - start < BLOCK ? rows - start : BLOCK, row = model * rows + start;
+        for (int64_t start = 0; start < rows; start += block) {
+            int64_t count = rows - start < block ? rows - start : block, row = model * rows + start;
             set_diagonal(layers, widths, count, maps, parameters + model * size, gains + model * layers,
                          noises + model * layers);
             place_diagonal(layers, maps, keep ? kept : room.kept);
@@ -191,6 +195,44 @@ FORWARD(diagonal_forward) {
                 store(last->variance_after + r, last->width, y_spread + (row + r) * outputs, outputs, lanes);
             }
         }
+}
+
+/* Sets the moments of the units beyond `count` to zeros, so that loops over units take only whole vectors. */
+static void pad_single(int64_t count, float *mean, float *variance) {
+    memset(mean + count, 0, sizeof(float) * (PADDED(count) - count));
+    memset(variance + count, 0, sizeof(float) * (PADDED(count) - count));
+}
+
+/* As `diagonal_forward` for one row, whose linear maps are transposed. */
+FORWARD(diagonal_single) {
+    (void)rows, (void)keep, (void)kept;
+    int64_t inputs = widths[0], outputs = widths[layers];
+    struct diagonal_room room;
+    arrange_diagonal(1, layers, widths, workspace, &room);
+    float *mean = room.single[0], *variance = room.single[1];
+    float *mean_after = room.single[2], *variance_after = room.single[3];
+    for (int64_t model = 0; model < models; model++, gains += layers, noises += layers) {
+        memcpy(mean, x_mean + model * inputs, sizeof(float) * inputs);
+        memcpy(variance, x_variance + model * inputs, sizeof(float) * inputs);
+        pad_single(inputs, mean, variance);
+        mask(PADDED(inputs), gains[0], noises[0], mean, variance);
+        for (int64_t l = 0; l < layers; l++) {
+            int64_t before = widths[l], after = widths[l + 1];
+            const float *bias = parameters + after * before;
+            apply_single(before, after, parameters, 0, bias, mean, mean_after);
+            apply_single(before, after, parameters, 1, NULL, variance, variance_after);
+            parameters = bias + after;
+            if (l + 1 < layers) {
+                pad_single(after, mean_after, variance_after);
+                struct diagonal maps[] = {
+                    {.after = PADDED(after), .width = 1, .mean_after = mean_after, .variance_after = variance_after},
+                    {.gain = gains[l + 1], .noise = noises[l + 1], .mean = mean, .variance = variance}};
+                activate_diagonal(maps, nonlinearity);
+            }
+        }
+        memcpy(y_mean + model * outputs, mean_after, sizeof(float) * outputs);
+        memcpy(y_spread + model * outputs, variance_after, sizeof(float) * outputs);
+    }
 }
 
 /* Adds the gradients of weights and biases of a layer to `by`. With the gradients G by mean_after and H by

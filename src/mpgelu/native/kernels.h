@@ -73,6 +73,7 @@ enum nonlinearity { MPGELU, RELU_DVI, RELU_EXACT, SILU, RELU };
 PLAIN(plain_forward);
 PLAIN(plain_single); /* for one row; weights of linear maps are (before, after) */
 FORWARD(diagonal_forward);
+FORWARD(diagonal_single); /* for one row; weights of linear maps are (before, after), and nothing is kept */
 BACKWARD(diagonal_backward);
 FORWARD(factored_forward);
 BACKWARD(factored_backward);

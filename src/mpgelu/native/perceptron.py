@@ -57,7 +57,16 @@ class Perceptrons:
     @cached_property
     def flat(self) -> Tensor:
         """All parameters of each network, ``(models, parameters)``: for each layer weights, row by row, then bias."""
-        pairs = zip(self.weights, self.biases, strict=True)
+        return self._joined(self.weights)
+
+    @cached_property
+    def transposed(self) -> Tensor:
+        """All parameters with transposed weight matrices ``(before, after)``, for the kernel of a single row."""
+        return self._joined([weight.mT for weight in self.weights])
+
+    def _joined(self, weights: Sequence[Tensor]) -> Tensor:
+        """Return weights and biases as one vector for each network."""
+        pairs = zip(weights, self.biases, strict=True)
         return torch.cat([part.detach().flatten(1) for pair in pairs for part in pair], dim=1)
 
     def kernel(self, exact: bool) -> str:
@@ -116,8 +125,11 @@ def bound_propagation(
     call = _Call(networks.kernel(exact), networks, mean, variance)
     results, room = call.results(keep=False), size_of(f"{call.kernel}_workspace", call.rows, call.integers)
     workspace = torch.empty(room, dtype=torch.float32, device="cpu")
-    arrays = (*call.inputs, *results, workspace)
-    return bound(f"{call.kernel}_forward", (call.models, *call.sizes, 0), arrays), results[0], results[1]
+    inputs, form = call.inputs, "forward"
+    if call.kernel == "diagonal" and call.rows == 1:
+        inputs, form = [*inputs[:-1], networks.transposed], "single"
+    arrays = (*inputs, *results, workspace)
+    return bound(f"{call.kernel}_{form}", (call.models, *call.sizes, 0), arrays), results[0], results[1]
 
 
 class _Call:

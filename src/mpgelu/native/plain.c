@@ -117,50 +117,6 @@ PLAIN(plain_forward) {
 
 /* ---- one row: vectors contain units instead of rows, and weights are (before, after) ---- */
 
-#define UNITS 8 /* vectors of units at a time */
-
-INLINE void some_of(const float *from, int64_t count, vector *found) {
-    memset(found, 0, sizeof(vector));
-    for (int64_t l = 0; l < count; l++) (*found)[l] = from[l];
-}
-
-/* LANES units, or all of fewer: then what is beyond them is read as long as it is there, and not used. */
-INLINE void add_units(int64_t before, int64_t after, int64_t count, const float *restrict weight,
-                      const float *restrict x, vector *sum) {
-    int64_t p = 0;
-    for (; p < before && (count == LANES || p * after + LANES <= (before + 1) * after); p++)
-        *sum += x[p] * *(const vector *)(weight + p * after);
-    for (; p < before; p++) {
-        vector some;
-        some_of(weight + p * after, count, &some);
-        *sum += x[p] * some;
-    }
-}
-
-/* W x + b with the sums in the order of `multiply_add`, and as whole vectors, so that a row has the same bits alone and
- * among others. */
-static const float *apply_single(int64_t before, int64_t after, const float *restrict weight, const float *restrict x,
-                                 float *restrict y) {
-    const float *restrict bias = weight + after * before;
-    int64_t o = 0;
-    for (; o + UNITS * LANES <= after; o += UNITS * LANES) {
-        vector sum[UNITS];
-        UNROLL for (int t = 0; t < UNITS; t++) sum[t] = *(const vector *)(bias + o + t * LANES);
-        for (int64_t p = 0; p < before; p++)
-            UNROLL for (int t = 0; t < UNITS; t++) sum[t] += x[p] * *(const vector *)(weight + p * after + o + t * LANES);
-        UNROLL for (int t = 0; t < UNITS; t++) *(vector *)(y + o + t * LANES) = sum[t];
-    }
-    for (; o < after; o += LANES) {
-        o = after < LANES || o + LANES <= after ? o : after - LANES; /* the last ones once more */
-        int64_t count = after < LANES ? after : LANES;
-        vector sum;
-        some_of(bias + o, count, &sum);
-        add_units(before, after, count, weight + o, x, &sum);
-        memcpy(y + o, &sum, sizeof(float) * count);
-    }
-    return bias + after;
-}
-
 /* As `plain_forward` for one row, whose linear maps are transposed. */
 PLAIN(plain_single) {
     (void)rows;
@@ -179,7 +135,9 @@ PLAIN(plain_single) {
         const float *weight = parameters + embedding;
         for (int64_t l = 0; l < layers; l++) {
             int64_t after = widths[l + 1];
-            weight = apply_single(widths[l], after, weight, room.before, room.after);
+            const float *bias = weight + after * widths[l];
+            apply_single(widths[l], after, weight, 0, bias, room.before, room.after);
+            weight = bias + after;
             if (l + 1 < layers) {
                 memset(room.after + after, 0, sizeof(float) * (PADDED(after) - after)); /* only whole vectors */
                 activate_plain(PADDED(after), nonlinearity, room.after, room.before);

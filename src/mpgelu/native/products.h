@@ -125,6 +125,58 @@ INLINE void multiply(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_
     multiply_add(m, n * LANES, k, a, a_row, a_column, b, c);
 }
 
+/* ---- products with a single column: vectors contain units instead of rows, and weights are (before, after) ---- */
+
+#define UNITS 8 /* vectors of units at a time */
+
+INLINE void some_of(const float *from, int64_t count, vector *found) {
+    memset(found, 0, sizeof(vector));
+    for (int64_t l = 0; l < count; l++) (*found)[l] = from[l];
+}
+
+/* sum += x w, or x w^2 if `squared`. */
+INLINE void add_weights(float x, const vector *weight, int squared, vector *sum) {
+    if (squared) *sum += x * (*weight * *weight);
+    else *sum += x * *weight;
+}
+
+/* LANES units, or all of fewer: then what is beyond them is read as long as it is there, and not used. */
+INLINE void add_units(int64_t before, int64_t after, int64_t count, const float *restrict weight, int squared,
+                      const float *restrict x, vector *sum) {
+    int64_t p = 0;
+    for (; p < before && (count == LANES || p * after + LANES <= (before + 1) * after); p++)
+        add_weights(x[p], (const vector *)(weight + p * after), squared, sum);
+    for (; p < before; p++) {
+        vector some;
+        some_of(weight + p * after, count, &some);
+        add_weights(x[p], &some, squared, sum);
+    }
+}
+
+/* y = W x + b, or (W * W) x + b if `squared`, with the sums in the order of `multiply_add`, and as whole vectors, so
+ * that a row has the same bits alone and among others. The biases follow the weights in memory; NULL stands for zeros. */
+INLINE void apply_single(int64_t before, int64_t after, const float *restrict weight, int squared,
+                         const float *restrict bias, const float *restrict x, float *restrict y) {
+    int64_t o = 0;
+    for (; o + UNITS * LANES <= after; o += UNITS * LANES) {
+        vector sum[UNITS] = {{0}};
+        if (bias)
+            UNROLL for (int t = 0; t < UNITS; t++) sum[t] = *(const vector *)(bias + o + t * LANES);
+        for (int64_t p = 0; p < before; p++)
+            UNROLL for (int t = 0; t < UNITS; t++)
+                add_weights(x[p], (const vector *)(weight + p * after + o + t * LANES), squared, &sum[t]);
+        UNROLL for (int t = 0; t < UNITS; t++) *(vector *)(y + o + t * LANES) = sum[t];
+    }
+    for (; o < after; o += LANES) {
+        o = after < LANES || o + LANES <= after ? o : after - LANES; /* the last ones once more */
+        int64_t count = after < LANES ? after : LANES;
+        vector sum = {0};
+        if (bias) some_of(bias + o, count, &sum);
+        add_units(before, after, count, weight + o, squared, x, &sum);
+        memcpy(y + o, &sum, sizeof(float) * count);
+    }
+}
+
 /* G <- (G + G^T) / 2 for a matrix of vectors. */
 INLINE void symmetrise(int64_t n, vector *g) {
     for (int64_t i = 0; i < n; i++)

@@ -36,6 +36,25 @@ def check_floats(caller: str, argument: str, value: object, like: Tensor | None 
         raise InputError(f"{caller}: {argument} must have shape {wanted}, got {tuple(value.shape)}; reshape it")
 
 
+def is_mixture(means: object, variances: Tensor, log_weights: Tensor, *of_rows: Tensor) -> bool:
+    """Return whether :func:`check_floats` would accept the parts of a mixture, in a fraction of its time.
+
+    Args:
+        means: Means of the components, ``(*batch, K)``.
+        variances: Variances of the components, in the same shape.
+        log_weights: Logarithms of their weights, ``(K,)`` or ``(*batch, K)``.
+        *of_rows: Numbers of each row, ``(*batch,)``.
+    """
+    if not isinstance(means, Tensor) or not means.is_floating_point() or not means.dim():
+        return False
+    shape, dtype, device = means.shape, means.dtype, means.device
+    others = (variances, log_weights, *of_rows)
+    if not all(isinstance(part, Tensor) and part.dtype is dtype and part.device == device for part in others):
+        return False
+    batch, shared = shape[:-1], log_weights.shape == shape[-1:] or log_weights.shape == shape
+    return shared and variances.shape == shape and all(part.shape == batch for part in of_rows)
+
+
 def as_tensor(caller: str, argument: str, value: Tensor | ArrayLike, like: Tensor, *shapes: Sequence[int]) -> Tensor:
     """Return a value as a float tensor of the dtype and device of ``like``.
 

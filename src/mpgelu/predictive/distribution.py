@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from mpgelu.errors import InputError
-from mpgelu.predictive.checks import as_tensor, check_broadcast, check_floats, needs_gradient
+from mpgelu.predictive.checks import as_tensor, check_broadcast, check_floats, is_mixture, needs_gradient
 from mpgelu.predictive.distances import mean_absolute, mean_absolute_difference
 from mpgelu.predictive.nodes import NODES, heteroscedastic_components
 from mpgelu.predictive.quantiles import bisected, quantiles
@@ -58,6 +58,9 @@ class Predictive:
 
     def __post_init__(self) -> None:
         """Check shapes and dtypes, but not values."""
+        rows = self.mean, self.epistemic_variance, self.aleatoric_variance
+        if is_mixture(self.means, self.variances, self.log_weights, *rows):
+            return
         check_floats("Predictive", "means", self.means)
         if self.means.dim() == 0:
             raise InputError("Predictive: means must be (*batch, K), got a scalar; use means.reshape(1)")
@@ -158,6 +161,8 @@ class Predictive:
         Args:
             parts: Distributions with the same number of components; weights that rows share must be equal in all parts.
         """
+        if len(parts) == 1:
+            return parts[0]
         names = [field.name for field in fields(Predictive) if field.name != "log_weights"]
         joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
         log_weights = parts[0].log_weights

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,13 +50,13 @@ def quantiles(
     shape, values = means.shape[:-1] + q.shape, tuple(q.reshape(-1).tolist())
     tiny = not all(_TINY <= value <= 1 - _TINY for value in values)
     count = means.shape[-1]
-    parts = (means, variances, log_weights.double().softmax(-1))
-    mixture = [*(x.reshape(-1, count) for x in parts), mean.reshape(-1, 1), stddev.reshape(-1, 1)]
+    parts = [x if x.dim() == 2 else x.reshape(-1, count) for x in (means, variances, log_weights.double().softmax(-1))]
+    mixture = [*parts, mean.reshape(-1, 1), stddev.reshape(-1, 1)]
     if tiny or not means.is_cpu or not native.available():
         found = _iterated(mixture, _Levels.of(q.double(), tiny), tolerance)
         return torch.where((q > 0) & (q < 1), found.to(q.dtype).reshape(shape), torch.special.ndtri(q))
     found = mixture_quantiles([x.double() for x in mixture], *_with_standard(values))
-    if found.isnan().any():
+    if np.isnan(found.numpy()).any():  # its check of a few numbers is shorter than that of torch
         missing = found.isnan().any(-1)
         rest = [x if len(x) < len(missing) else x[missing] for x in mixture]
         found[missing] = _iterated(rest, _Levels.of(q.double(), tiny), tolerance)

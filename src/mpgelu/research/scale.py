@@ -87,7 +87,8 @@ def write_rows(folder: Path, rows: int) -> None:
         path = folder / f"{number:04}.parquet"
         if not path.exists():
             table = pa.Table.from_pandas(rows_of(number, min(_ROWS_OF_FILE, rows - start)), preserve_index=False)
-            pq.write_table(table, path.with_suffix(".part"), row_group_size=_ROWS_OF_GROUP, use_dictionary=False)
+            settings: Any = {"row_group_size": _ROWS_OF_GROUP, "use_dictionary": False, "write_page_checksum": True}
+            pq.write_table(table, path.with_suffix(".part"), **settings)
             path.with_suffix(".part").replace(path)
 
 

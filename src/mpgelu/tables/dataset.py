@@ -128,7 +128,12 @@ class Dataset(Source):
         start = group.first
         try:
             batches = group.fragment.to_batches(
-                schema=self.schema, batch_size=rows, batch_readahead=1, fragment_readahead=1, use_threads=False
+                schema=self.schema,
+                batch_size=rows,
+                batch_readahead=1,
+                fragment_readahead=1,
+                use_threads=False,
+                fragment_scan_options=_checking(group.fragment),
             )
             for batch in batches:
                 if batch.num_rows:
@@ -222,6 +227,14 @@ def _units(fragment: ds.Fragment) -> Iterator[tuple[ds.Fragment, int, int]]:
     for part in fragment.split_by_row_group():
         (group,) = part.row_groups
         yield part, group.num_rows, group.total_byte_size
+
+
+def _checking(fragment: ds.Fragment) -> ds.ParquetFragmentScanOptions | None:
+    """Return options that verify the checksums of pages, if the file has them; ``None`` keeps options of the caller."""
+    if not isinstance(fragment, ds.ParquetFileFragment):
+        return None
+    unchanged = fragment.format.default_fragment_scan_options == ds.ParquetFragmentScanOptions()
+    return ds.ParquetFragmentScanOptions(page_checksum_verification=True) if unchanged else None
 
 
 def _joined(schema: pa.Schema, other: pa.Schema, file: str, first_file: str) -> pa.Schema:

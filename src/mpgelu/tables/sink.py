@@ -104,7 +104,7 @@ class Sink:
         """Append rows to a Parquet file, with the schema of the first part."""
         if self._writer is None:
             table = pa.Table.from_pandas(part, preserve_index=False)
-            self._writer = pq.ParquetWriter(self._place, table.schema)
+            self._writer = pq.ParquetWriter(self._place, table.schema, write_page_checksum=True)
         else:
             table = pa.Table.from_pandas(part, self._writer.schema, preserve_index=False)
         self._writer.write_table(table)

@@ -144,7 +144,8 @@ class Source:
     def _parquet(self, stream: BufferedReader, rows: int) -> Iterator[pd.DataFrame]:
         """Iterate over parts of a Parquet file."""
         try:
-            file = pq.ParquetFile(BytesIO(stream.read()) if self.is_standard_input else stream)
+            content = BytesIO(stream.read()) if self.is_standard_input else stream
+            file = pq.ParquetFile(content, page_checksum_verification=True)
             total, start = file.metadata.num_rows, 0
             for batch in file.iter_batches(rows):
                 part = to_frame(batch, start)
