@@ -123,6 +123,7 @@ def _tallied(network: nn.Module, start: Moments, draws: int, source: Source) -> 
             tallies[key].add(output)
 
     with torch.no_grad():
+        network(start)  # of plain torch modules this refuses the first layer, with the remedy
         network(draw(start, 1, source))
     source.layers = source.done
     leaves = [(name, module) for name, module in network.named_modules() if not list(module.children())]
