@@ -23,21 +23,21 @@ def draw() -> Figure:
     x = generator.uniform(-3, 3, 240)
     y = np.sin(1.6 * x) + NOISE * generator.normal(size=240)
     grid = np.linspace(-3, 3, 121)
-    figure, axes = plt.subplots(1, 3, figsize=(8.8, 3.0), sharey=True)
+    figure, axes = plt.subplots(1, 3, figsize=(8.8, 3.4), sharey=True)
     for ax, rows in zip(axes, (15, 60, 240), strict=True):
         model = MPGELURegressor(random_state=0, noise="homoscedastic").fit(x[:rows, None], y[:rows])
         mean, epistemic, aleatoric = model.predict_parts(grid[:, None])
         total = np.hypot(epistemic, aleatoric)
-        ax.fill_between(grid, mean - 2 * total, mean + 2 * total, color=ORANGE, alpha=0.28, lw=0, label="total")
+        ax.fill_between(grid, mean - 2 * total, mean + 2 * total, color=ORANGE, alpha=0.28, lw=0, label="total, ± 2 sd")
         ax.fill_between(
-            grid, mean - 2 * epistemic, mean + 2 * epistemic, color=BLUE, alpha=0.42, lw=0, label="epistemic"
+            grid, mean - 2 * epistemic, mean + 2 * epistemic, color=BLUE, alpha=0.42, lw=0, label="epistemic, ± 2 sd"
         )
         ax.plot(grid, np.sin(1.6 * grid), ":", color=MUTED, lw=1.2, label="truth")
-        ax.plot(grid, mean, color=BLUE)
-        ax.plot(x[:rows], y[:rows], ".", ms=4, color=INK, alpha=0.5, mew=0)
+        ax.plot(grid, mean, color=BLUE, label="mean")
+        ax.plot(x[:rows], y[:rows], ".", ms=4, color=INK, alpha=0.5, mew=0, label="data")
         ax.set_title(f"{rows} points")
-        said = f"epistemic {np.mean(epistemic):.2f}, aleatoric {np.mean(aleatoric):.2f}"
-        ax.set_xlabel(said, fontsize=8.5)
-    axes[0].set_ylim(-2.4, 2.4)
-    axes[0].legend(ncols=3, fontsize=7.5, loc="upper center", columnspacing=0.9, handlelength=1.2)
+        said = f"x\nepistemic {np.mean(epistemic):.2f}, aleatoric {np.mean(aleatoric):.2f}"
+        ax.set_xlabel(said, fontsize=9)
+    axes[0].set(ylim=(-2.4, 2.4), ylabel="y")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, columnspacing=1.4)
     return figure

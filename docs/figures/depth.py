@@ -33,7 +33,7 @@ def draw() -> Figure:
                 np.mean([_error(nonlinearity, start, width, depth, seed) for seed in range(4)]) for depth in DEPTHS
             ]
             ax.semilogy(DEPTHS, errors, "o-", ms=4.5, color=color, label=name)
-        ax.axhline(1 / np.sqrt(2 * DRAWS), color=MUTED, ls=":", lw=1.2, label="error of a Gaussian sample")
+        ax.axhline(1 / np.sqrt(2 * DRAWS), color=MUTED, ls=":", lw=1.2, label="sampling error")
         ax.set(title=f"{width} units in a layer", xlabel="hidden layers", xticks=DEPTHS)
     axes[0].set_ylabel("relative error of the output's\nstandard deviation")
     figure.legend(

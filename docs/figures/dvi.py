@@ -1,7 +1,7 @@
 """A misprint, seen.
 
 Covariance of two rectified Gaussians with unit variances and means 0.5, against their correlation: exact, as the DVI
-paper prints it, and with the sign and the factor put right.
+paper prints it, and with the sign and the factor corrected.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def draw() -> Figure:
     printed = _printed(mean, rho)
     figure, (curves, errors) = plt.subplots(1, 2, figsize=(8.2, 3.2))
     curves.plot(rho, printed, color=ORANGE, label="as printed")
-    curves.plot(rho, right, color=GREEN, label="put right")
+    curves.plot(rho, right, color=GREEN, label="corrected")
     curves.plot(rho, exact, "--", color=BLUE, label="exact")
     curves.set(title="Covariance after ReLU", xlabel="correlation before")
     curves.legend()
     errors.semilogy(rho, (printed - exact).abs(), color=ORANGE)
     errors.semilogy(rho, (right - exact).abs() + 1e-7, color=GREEN)
-    errors.set(title="Error", xlabel="correlation before", ylim=(1e-6, 1))
+    errors.set(title="Absolute error", xlabel="correlation before", ylim=(1e-6, 1))
     for axes in (curves, errors):
         axes.set_xticks([-1, -0.5, 0, 0.5, 1])
     return figure

@@ -22,13 +22,14 @@ def draw() -> Figure:
     x = np.concatenate([generator.uniform(-3, -0.9, 60), generator.uniform(0.9, 3, 60)])
     y = np.sin(2 * x) + 0.12 * generator.normal(size=120)
     grid = np.linspace(-5, 5, 181)
-    figure, axes = plt.subplots(1, 3, figsize=(8.8, 3.0), sharey=True)
+    figure, axes = plt.subplots(1, 3, figsize=(8.8, 3.4), sharey=True)
     model = mpgelu.MPGELURegressor(random_state=0, noise="homoscedastic").fit(x[:, None], y)
     parts = model.predict_parts(grid[:, None])
     _panel(axes[0], "One network", x, y, grid, *_networks(x, y, grid, 1))
     _panel(axes[1], "Eight networks", x, y, grid, *_networks(x, y, grid, 8))
     _panel(axes[2], "The estimator", x, y, grid, *parts)
-    axes[0].legend(ncols=3, fontsize=7.5, loc="upper center", columnspacing=0.9, handlelength=1.2)
+    axes[0].set_ylabel("y")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, columnspacing=1.4)
     return figure
 
 
@@ -55,9 +56,11 @@ def _networks(x: np.ndarray, y: np.ndarray, grid: np.ndarray, members: int) -> l
 def _panel(ax: Axes, title: str, x: np.ndarray, y: np.ndarray, grid: np.ndarray, *parts: np.ndarray) -> None:
     mean, epistemic, aleatoric = parts
     total = np.hypot(epistemic, aleatoric)
-    ax.fill_between(grid, mean - 2 * total, mean + 2 * total, color=ORANGE, alpha=0.28, lw=0, label="total")
-    ax.fill_between(grid, mean - 2 * epistemic, mean + 2 * epistemic, color=BLUE, alpha=0.42, lw=0, label="epistemic")
+    ax.fill_between(grid, mean - 2 * total, mean + 2 * total, color=ORANGE, alpha=0.28, lw=0, label="total, ± 2 sd")
+    ax.fill_between(
+        grid, mean - 2 * epistemic, mean + 2 * epistemic, color=BLUE, alpha=0.42, lw=0, label="epistemic, ± 2 sd"
+    )
     ax.plot(grid, np.sin(2 * grid), ":", color=MUTED, lw=1.2, label="truth")
-    ax.plot(grid, mean, color=BLUE)
-    ax.plot(x, y, ".", ms=3, color=INK, alpha=0.5, mew=0)
+    ax.plot(grid, mean, color=BLUE, label="mean")
+    ax.plot(x, y, ".", ms=3, color=INK, alpha=0.5, mew=0, label="data")
     ax.set(title=title, ylim=(-2.4, 3.0), xlim=(-5, 5), xlabel="x")

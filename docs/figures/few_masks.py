@@ -1,7 +1,7 @@
 """When a sum is not Gaussian.
 
 A unit that sums few masked inputs, or many of which a few dominate, is far from the Gaussian that ReLU assumes
-(orange line). A sum of many like inputs is close. Grey numbers: mean after ReLU, sampled and by the Gaussian formula.
+(orange line). A sum of many like inputs is close. Below: the mean after ReLU, sampled and by the Gaussian formula.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def draw() -> Figure:
         grid = torch.linspace(mean - 4 * stddev, mean + 4 * stddev, 200)
         ax.plot(grid, torch.exp(-0.5 * ((grid - mean) / stddev) ** 2) / stddev / (2 * torch.pi) ** 0.5, color=ORANGE)
         formula = rules.relu(before).mean.item()
-        said = f"after ReLU: {samples.relu().mean():.3f}, formula {formula:.3f}"
-        ax.set_xlabel(said, fontsize=8.5, color=MUTED)
+        said = f"mean after ReLU: {samples.relu().mean():.3f}, formula {formula:.3f}"
+        ax.set_xlabel("sum, before ReLU")
+        ax.text(0.5, -0.3, said, transform=ax.transAxes, fontsize=9, color=MUTED, ha="center")
         ax.set(title=title, yticks=[], ylim=(0, 2.6 / (stddev * 2.5)))
+    axes[0].set_ylabel("density")
     return figure

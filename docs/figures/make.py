@@ -22,7 +22,8 @@ def main() -> None:
     names = sys.argv[1:] or sorted(path.stem for path in HERE.glob("*.py") if path.stem not in {"make", "style"})
     for name in names:
         style.use()
-        style.save(importlib.import_module(name).draw(), IMAGES, name)
+        module = importlib.import_module(name)
+        style.save(module.draw(), IMAGES, name, getattr(module, "MOTION", None))
         size = (IMAGES / f"{name}-light.svg").stat().st_size
         print(f"{name}: {size / 1024:.0f} KiB")
 

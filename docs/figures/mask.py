@@ -9,7 +9,7 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure
-from style import BLUE, GREEN, INK, ORANGE, VIOLET
+from style import BLUE, GREEN, INK, MUTED, ORANGE, VIOLET
 
 import mpgelu
 from mpgelu import rules
@@ -29,9 +29,13 @@ def draw() -> Figure:
         spread.plot(m, rectified.stddev, ":", color=color, lw=1.3)
     gelu = torch.nn.functional.gelu(m[::12])
     mean.plot(m[::12], gelu, "o", ms=3.6, color=VIOLET, mew=0, label="GELU")
+    spread.plot([], [], color=MUTED, label="MP-GELU")
+    spread.plot([], [], ":", color=MUTED, lw=1.3, label="ReLU of a Gaussian")
     kept.set(title="Kept with probability", xlabel="mean before")
     mean.set(title="Mean after", xlabel="mean before")
     spread.set(title="Standard deviation after", xlabel="mean before")
     kept.legend(loc="upper left")
     mean.legend(loc="upper left")
+    spread.legend(loc="upper left")
+    spread.set_ylim(-0.1, 2.75)
     return figure

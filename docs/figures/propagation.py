@@ -36,7 +36,9 @@ def draw() -> Figure:
     _cloud(axes[0], samples, start, "Input")
     _cloud(axes[1], after, mapped, "Linear")
     _cloud(axes[2], dropped, masked, "MP-GELU")
-    axes[0].set(xlim=(-3.2, 4.2), ylim=(-3, 3.6))
+    axes[0].set(xlim=(-3.2, 4.2), ylim=(-3, 3.6), ylabel="second unit")
+    for ax in axes:
+        ax.set_xlabel("first unit")
     return figure
 
 

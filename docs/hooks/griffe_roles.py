@@ -11,7 +11,7 @@ import griffe
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from roles import markdown_of
+from roles import function_of, markdown_of
 
 
 class SphinxRoles(griffe.Extension):
@@ -29,7 +29,8 @@ class SphinxRoles(griffe.Extension):
                 scope = obj
 
                 def resolve(name: str, scope: griffe.Object = scope) -> str | None:
-                    return _resolved(name, scope, paths, by_name, pkg)
+                    path = _resolved(name, scope, paths, by_name, pkg)
+                    return path if path is None else function_of(path, paths)
 
                 obj.docstring.value = markdown_of(obj.docstring.value, resolve)
 

@@ -19,12 +19,20 @@ ROOT = DOCS.parent
 CACHE = ROOT / ".cache" / "tutorials"
 
 REFERENCE = {  # page: title, what it holds, packages; of packages in WHOLE every name, of others the public ones
-    "estimator": ("Estimator and tables", "Models of tables, from Python.", ("estimators", "tables")),
-    "networks": ("Networks and training", "Networks, many of them as one, and the loop.", ("networks", "training")),
+    "estimator": (
+        "Estimator and tables",
+        "The scikit-learn estimator, and models of tables.",
+        ("estimators", "tables"),
+    ),
+    "networks": ("Networks and training", "Networks, stacks of them, and the training loop.", ("networks", "training")),
     "layers": ("Layers", "Modules that own parameters and call one rule.", ("layers",)),
     "moments": ("Moments", "Values that carry a mean and a covariance.", ("moments",)),
     "rules": ("Rules", "One function per operation; the type of the moments chooses the formula.", ("rules",)),
-    "likelihoods": ("Likelihoods and distributions", "What outputs mean.", ("likelihoods", "predictive")),
+    "likelihoods": (
+        "Likelihoods and distributions",
+        "What the outputs of a network mean.",
+        ("likelihoods", "predictive"),
+    ),
     "instruments": ("Instruments", "Audit, attribution, conversion, export.", ("inspect", "convert", "export")),
     "errors": ("Errors", "Every error names the function and argument, what was wanted and the fix.", ("errors",)),
 }

@@ -26,6 +26,12 @@ def markdown_of(text: str, resolve: Resolve) -> str:
     return _ROLE.sub(lambda match: _inline(match["role"], match["body"], resolve), text)
 
 
+def function_of(path: str, paths: set[str]) -> str:
+    """The function that has the name of its module, as ``mpgelu.rules.add.add`` has; for all else the path itself."""
+    function = f"{path}.{path.rpartition('.')[2]}"
+    return function if function in paths else path
+
+
 def _inline(role: str, body: str, resolve: Resolve) -> str:
     words = " ".join(body.split())
     if role == "math":

@@ -23,7 +23,7 @@ sys.path.insert(0, str(FIGURES))
 
 _CELL = re.compile(r"^# %%(?: (?P<kind>\[markdown\]|hidden))?[ \t]*$")
 _SETTING = re.compile(r"^(?P<name>\s*[\w, ]+ = ).*?  # smoke: (?P<smoke>.*)$", re.MULTILINE)
-_SETTING_COMMENT = re.compile(r"  # smoke: .*$", re.MULTILINE)
+_SETTING_COMMENT = re.compile(r"  # (?:smoke: .*|fmt: skip)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)

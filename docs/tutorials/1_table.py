@@ -27,10 +27,8 @@ print(train.head(3).to_string())
 # There is nothing to tune. `effort=0.5` takes half of the default's steps.
 
 # %%
-model = mpgelu.MPGELURegressor(
-    effort=0.5, random_state=0
-)  # smoke: mpgelu.MPGELURegressor((8,), steps=5, folds=2, brief=False, sigma=None, random_state=0)
-model.fit(X_train, y_train)
+settings = {"effort": 0.5}  # smoke: {"hidden": (8,), "steps": 5, "folds": 2, "brief": False, "sigma": None}
+model = mpgelu.MPGELURegressor(random_state=0, **settings).fit(X_train, y_train)
 mean, epistemic, aleatoric = model.predict_parts(X_test)
 stddev = np.hypot(epistemic, aleatoric)
 print(f"root mean square error {np.sqrt(np.mean((mean - y_test) ** 2)):.1f}, of a constant {y_test.std():.1f}")

@@ -120,7 +120,7 @@ print(mpgelu.verify(network, X[test][:6], draws=check_draws))
 
 # %%
 class Residual(nn.Module):
-    """Two residual blocks around dropout."""
+    """A residual block after dropout."""
 
     def __init__(self) -> None:
         super().__init__()

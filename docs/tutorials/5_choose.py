@@ -138,9 +138,10 @@ right.set(title="Where it measured", xlabel="x (noisy part shaded)", ylabel="mea
 # %% [markdown]
 # ## What the two rules saw
 #
-# Both rules that ask the model need fewer measurements than random choice. Between the two, so few runs show no difference of
-# the error; the rule of the total variance buys a larger share in the noisy part. Here is the last state of one run each:
-# both leave a stretch of the middle unmeasured, since six smooth networks that agree on something wrong do not know it.
+# On average over these runs, both rules that ask the model need fewer measurements than random choice. Between the two, so
+# few runs show no difference of the error; the rule of the total variance buys a larger share in the noisy part. Here is the
+# last state of one run each: both leave a stretch of the middle unmeasured, since six smooth networks that agree on
+# something wrong do not know it.
 
 # %%
 figure, both = plt.subplots(1, 2, figsize=(8.0, 3.5), sharey=True)

@@ -327,7 +327,7 @@ MISTAKES: dict[str, tuple[Callable[[], None], tuple[str, ...], str]] = {
     "missing refused": (nothing, (*FIT, "--missing", "error"), "houses.csv, column 'year', line"),
     "unknown drop": (nothing, (*FIT, "--drop", "aera"), "there is no column 'aera'; did you mean 'area'?"),
     "dropped target": (nothing, (*FIT, "--drop", "price"), "--drop: 'price' is the target"),
-    "ragged": (spoilt("house 5,", "house 5,,,,"), FIT, "cannot read houses.csv: Expected 7 fields in line 7, saw 10"),
+    "ragged": (spoilt("house 5,", "house 5,,,,"), FIT, "houses.csv, line 7: 10 cells, but the first line has 7"),
     "digits": (nothing, (*FIT[:-2], "--hidden", "9" * 5000), "--hidden: wants whole numbers separated by commas"),
     "layers": (nothing, (*FIT[:-2], "--hidden", "8;8"), "--hidden: wants whole numbers separated by commas"),
     "hold-out": (nothing, (*FIT, "--hold-out", "20"), "--hold-out: must be a share of the rows"),

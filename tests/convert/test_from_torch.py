@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -502,3 +502,28 @@ def test_an_input_that_is_not_a_vector_must_be_flattened_before() -> None:
     assert network(torch.ones(5, 2, 4)).shape == (5, 1)
     with pytest.raises(mp.InputError, match="flatten the input before it becomes moments"):
         network(DiagonalMoments.certain(torch.ones(5, 2, 4)))
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        (torch.zeros(3, 5), r"cannot run on the example, \(3, 5\) of torch.float32 .*; give rows of the shape"),
+        (torch.zeros(3, 4, dtype=torch.float64), r"cannot run on the example, \(3, 4\) of torch.float64"),
+        (torch.zeros(3, 4).numpy(), "example must be a torch.Tensor, got ndarray; use torch.as_tensor"),
+    ],
+)
+def test_an_example_that_the_module_does_not_take_is_refused(example: Any, message: str) -> None:
+    with pytest.raises(ConversionError, match=message):
+        from_torch(nn.Sequential(nn.Linear(4, 2)), example=example)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_compiled_modules_are_refused_with_the_remedy() -> None:
+    with pytest.raises(ConversionError, match=r"comes from torch.compile; convert the module that was compiled"):
+        from_torch(cast(nn.Module, torch.compile(nn.Sequential(nn.Linear(4, 2)))))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_scripted_modules_are_refused_with_the_remedy() -> None:
+    with pytest.raises(ConversionError, match=r"TorchScript module; convert the nn.Module that it was made from"):
+        from_torch(torch.jit.script(nn.Sequential(nn.Linear(4, 2))))

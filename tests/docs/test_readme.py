@@ -82,6 +82,21 @@ def test_figures_are_small_and_come_in_pairs() -> None:
     assert sum(path.stat().st_size for path in images) < 3_000_000
 
 
+def test_figures_that_move_show_every_frame_and_stand_still_for_those_who_ask() -> None:
+    moving = [path for path in (ROOT / "docs" / "images").glob("*.svg") if "@keyframes" in path.read_text("utf-8")]
+    assert {path.stem for path in moving} == {
+        f"{name}-{page}" for name in ("growth", "sweep") for page in ("light", "dark")
+    }
+    for path in moving:
+        text = path.read_text(encoding="utf-8")
+        drawn = set(re.findall(r'<g id="frame-(\d+)-', text))
+        assert set(re.findall(r"@keyframes frame-(\d+) ", text)) == drawn
+        (still,) = re.findall(
+            r"prefers-reduced-motion: reduce.*\[id\^=\"frame-(\d+)-\"\] { visibility: visible; } }", text
+        )
+        assert still in drawn
+
+
 def test_the_version_is_written_once() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["project"]["dynamic"] == ["version"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from roles import markdown_of  # type: ignore[import-not-found, unused-ignore]
+from roles import function_of, markdown_of  # type: ignore[import-not-found, unused-ignore]
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,6 +20,13 @@ def test_names_become_links_or_code() -> None:
     assert convert(":class:`Unknown`") == "<code>Unknown</code>"
     assert "<code>c</code>" in convert(":meth:`~a.B.c`")
     assert convert(":func:`sum of two <add>`") == link.replace("<code>add", "<code>sum of two")
+
+
+def test_a_function_is_found_behind_the_module_of_its_name() -> None:
+    paths = {"mpgelu.rules.add", "mpgelu.rules.add.add", "mpgelu.rules.normalise", "mpgelu.rules.normalise.layer_norm"}
+    assert function_of("mpgelu.rules.add", paths) == "mpgelu.rules.add.add"
+    assert function_of("mpgelu.rules.normalise", paths) == "mpgelu.rules.normalise"
+    assert function_of("mpgelu.rules.normalise.layer_norm", paths) == "mpgelu.rules.normalise.layer_norm"
 
 
 def test_formulas_become_dollars() -> None:

@@ -392,7 +392,7 @@ def test_rows_are_drawn_from_given_ones_alone_if_there_are_no_others() -> None:
     nothing = torch.zeros(20)
     lesson = Lesson(nothing[:, None], nothing[None, :, None], nothing, nothing, nothing + 1, 20)
     at = lesson.draw(500, torch.Generator().manual_seed(0))
-    assert at.unique().tolist() == list(range(20))
+    assert set(at.tolist()) == set(range(20))
 
 
 def test_first_layers_are_those_of_a_member() -> None:
@@ -411,10 +411,10 @@ def test_first_layers_are_those_of_a_member() -> None:
 def test_layers_after_another_nonlinearity_are_new() -> None:
     member = mp.network(3, (16, 16), nonlinearity="mpgelu", rate=0, sigma=1.0)
     network = pupil.compact_network(3, (16, 16, 16), GaussianMixture(2))
-    before = network[4].weight.detach().clone()
+    before, theirs = copy.deepcopy(network.state_dict()), member.state_dict()
     pupil.adopt(network, member)
-    torch.testing.assert_close(network[2].weight, member[2].weight)
-    torch.testing.assert_close(network[4].weight, before)
+    torch.testing.assert_close(network.state_dict()["2.weight"], theirs["2.weight"])
+    torch.testing.assert_close(network.state_dict()["4.weight"], before["4.weight"])
 
 
 def test_the_network_starts_from_the_heaviest_member(teacher: MPGELURegressor) -> None:

@@ -480,3 +480,15 @@ def test_cells_that_are_no_numbers_are_named_with_a_remedy(cells: list[Any], wro
     frame = pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": cells})
     with pytest.raises(InputError, match=rf"column 'b' of X holds {wrong}; .* mpgelu.TableModel, which accepts text"):
         MPGELURegressor(steps=1).fit(frame, [1.0, 2.0, 3.0])
+
+
+def test_moments_that_are_no_type_are_refused() -> None:
+    X = np.random.default_rng(0).normal(size=(20, 2))
+    with pytest.raises(InputError, match=r"moments must be a type such as mpgelu.DiagonalMoments, got 'diagonal'"):
+        MPGELURegressor(moments="diagonal").fit(X, X[:, 0])  # type: ignore[arg-type]
+
+
+def test_a_column_of_dates_is_named_with_the_remedy() -> None:
+    X = pd.DataFrame({"a": np.arange(20.0), "when": pd.date_range("2024-01-01", periods=20)})
+    with pytest.raises(InputError, match=r"column 'when' of X holds dates or times; turn it into numbers"):
+        MPGELURegressor().fit(X, X["a"])

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import mpgelu as mp
 from mpgelu import InputError, Predictive
+from mpgelu.errors import MissingRuleError
 from mpgelu.export import export_onnx
 from mpgelu.likelihoods import HeavyTailedGaussian, Likelihood
 from mpgelu.moments import Moments
@@ -88,3 +89,20 @@ def test_no_rows_of_a_traced_network(tmp_path: Path) -> None:
 def test_a_class_is_no_likelihood(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="export_onnx: likelihood must be a Likelihood"):
         export_onnx(nn.Sequential(mp.Linear(2, 2)), tmp_path / "a.onnx", likelihood=Moved)  # type: ignore[arg-type]
+
+
+def test_export_leaves_the_network_as_it_was(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Dropout(0.1), nn.Linear(4, 1)).double().train()
+    network, _ = mp.from_torch(module)
+    network.train()
+    export_onnx(network, tmp_path / "n.onnx", q=(), likelihood=mp.Gaussian(0.1))
+    assert all(parameter.requires_grad and parameter.dtype == torch.float64 for parameter in module.parameters())
+    assert all(part.training for part in network.modules())
+
+
+def test_a_plain_torch_module_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Dropout(0.1), nn.Linear(4, 1))
+    with pytest.raises(
+        MissingRuleError, match=r"use mpgelu.Linear, or convert the whole torch module with mpgelu.from_torch"
+    ):
+        export_onnx(module, tmp_path / "n.onnx", likelihood=mp.Gaussian(0.1))

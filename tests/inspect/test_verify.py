@@ -14,6 +14,7 @@ from torch import nn
 
 import mpgelu as mp
 from mpgelu import DiagonalMoments, FactoredMoments, FullMoments, InputError, verify
+from mpgelu.errors import MissingRuleError
 from mpgelu.inspect import Audit
 from mpgelu.inspect.audit.samples import Samples, Source
 
@@ -288,3 +289,8 @@ def test_units_that_are_rarely_positive_are_no_false_alarm(seed: int, shift: flo
     with torch.no_grad():
         first.bias.sub_(shift)
     assert mp.verify(nn.Sequential(first, mp.ReLU()), torch.randn(4, 3), draws=500, seed=1000 + seed).passed
+
+
+def test_a_plain_torch_module_is_refused_with_the_remedy() -> None:
+    with pytest.raises(MissingRuleError, match=r"convert the whole torch module with mpgelu.from_torch"):
+        audit(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Dropout(0.1), nn.Linear(4, 1)))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
@@ -129,7 +130,8 @@ def test_a_damaged_file_in_the_middle(folder: Path, where: str) -> None:
 def test_zeros_in_a_page_do_not_pass_for_numbers(tmp_path: Path, kind: str) -> None:
     frame = pd.DataFrame({"a": np.arange(1.0, 1001.0), "b": 1.0})
     path = tmp_path / "t.parquet"
-    frame.to_parquet(path, index=False, compression="none", use_dictionary=False, write_page_checksum=True)
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    pq.write_table(table, path, compression="none", use_dictionary=False, write_page_checksum=True)
     zero_numbers(path)
     source = ds.dataset(path) if kind == "dataset" else tmp_path if kind == "folder" else path
     with pytest.raises(DataError, match=r"^cannot read .*t\.parquet: [^\n]*CRC[^\n]*$"):

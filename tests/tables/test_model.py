@@ -118,10 +118,11 @@ def test_rows_without_a_target_are_left_out() -> None:
             lambda t: t.assign(price="1,5"),
             "column 'price', row 1: '1,5' has a comma; write decimals with a point, and thousands without a separator",
         ),
+        (lambda t: t.assign(price="$5"), "column 'price', row 1: '$5' is a number with a sign of its unit; write the"),
         (lambda t: pd.concat([t, t.area], axis=1), "more than one column is called 'area'; give every column a name"),
         (lambda t: t.assign(price=np.inf), "column 'price', row 1: 'inf' is infinite"),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_tables_that_nothing_can_be_learned_from(change: object, message: str) -> None:
     assert callable(change)

@@ -63,6 +63,8 @@ def test_texts_beyond_counting(monkeypatch: pytest.MonkeyPatch) -> None:
         (["1,5", "2,5"] * 40, "'1,5' has a comma"),
         (["1,384", "12,000,000.5"] * 40, "'1,384' has a comma; write decimals with a point, and thousands without"),
         (["1.384,5", "2.000,0"] * 40, "'1.384,5' has a comma"),
+        (["3%", "12.5 %"] * 40, "'3%' is a number with a sign of its unit; write the number alone, or give `categ"),
+        (["$1,384", "-€5.20"] * 40, "row 1: '.1,384' is a number with a sign of its unit"),
     ],
 )
 def test_what_cannot_be_learned_from(values: list[Any], wrong: str) -> None:

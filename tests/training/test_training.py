@@ -614,3 +614,10 @@ def test_a_frozen_network_is_refused() -> None:
     network = mp.network(2, (4,)).requires_grad_(False)
     with pytest.raises(InputError, match="fit: the network has no parameters to train"):
         mp.fit(network, mp.HeteroscedasticGaussian(), (torch.ones(3, 2), torch.ones(3)), progress=False)
+
+
+@pytest.mark.parametrize("wrong", ["adam", torch.optim.SGD([nn.Parameter(torch.zeros(1))])])
+def test_an_optimizer_that_is_no_function_is_refused(wrong: Any) -> None:
+    remedy = r"use optimizer=lambda parameters: torch.optim.Adam\(parameters, lr=0.01\)"
+    with pytest.raises(InputError, match=rf"fit: optimizer must be a function .*got an? (str|SGD); {remedy}"):
+        mp.fit(small(), HeteroscedasticGaussian(), data(), epochs=1, optimizer=wrong)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from mpgelu.cli.printing import print_columns, print_scores, print_training
-from mpgelu.cli.shared import warn
+from mpgelu.cli.shared import left_out, warn
 from mpgelu.errors import InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import, which --help need not wait for
@@ -80,7 +80,7 @@ def fit_read(
     if len(held):
         encoder = prepare(known.iloc[kept], y[kept], target, **options)
     if len(known) < len(frame):
-        warn(f"{len(frame) - len(known):,} rows without {target!r} are left out")
+        warn(left_out(len(frame) - len(known), target))
     typer.echo(f"{source.name}: {len(frame):,} rows, {frame.shape[1]} columns")
     print_columns(encoder)
     rows = known.iloc[kept], y[kept]
@@ -120,7 +120,7 @@ def fit_streamed(
     typer.echo(f"{table.name}: {table.rows:,} rows, {len(table.schema)} columns, streamed (see --no-stream)")
     found = surveyed(table, target, seed=seed, **options)
     if found.unknown:
-        warn(f"{found.unknown:,} rows without {target!r} are left out")
+        warn(left_out(found.unknown, target))
     print_columns(found.encoder)
     model = TableModel.train_streamed(found, compact=compact, **settings)
     model.save(output)

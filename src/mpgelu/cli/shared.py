@@ -120,6 +120,11 @@ def warn(message: str) -> None:
     typer.echo(f"warning: {as_options(message)}", err=True)
 
 
+def left_out(rows: int, target: str) -> str:
+    """Return the sentence about rows that have no target."""
+    return f"{rows:,} row{'s' * (rows != 1)} without {target!r} {'is' if rows == 1 else 'are'} left out"
+
+
 class Notes:
     """Counts of unusual cells over all parts of a table, printed once at the end.
 

@@ -25,6 +25,7 @@ from mpgelu.cli.shared import (
     Delimiter,
     Notes,
     Seed,
+    left_out,
     one_line_warnings,
     open_table,
     print_installation,
@@ -333,7 +334,7 @@ def _evaluated(
         raise DataError(f"no row has a target {model.target!r}; there is nothing to compare with")
     notes.tell(source.name)
     if unknown:
-        warn(f"{source.name}: {unknown:,} rows without {model.target!r} are left out")
+        warn(f"{source.name}: {left_out(unknown, model.target)}")
     return Evaluation.concatenate(found)
 
 

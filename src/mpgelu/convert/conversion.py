@@ -39,8 +39,8 @@ def from_torch(module: nn.Module, *, example: Tensor | None = None) -> tuple[Con
         The network, and a report of the accuracy of every operation.
 
     Raises:
-        ConversionError: ``module`` is not a module or cannot be traced, an operation has no rule, or the two disagree
-                on the example.
+        ConversionError: ``module`` is not a module or cannot be traced, an operation has no rule, the module cannot run
+                on the example, or the two disagree on it.
 
     Example:
         >>> import torch, mpgelu
@@ -63,6 +63,10 @@ def from_torch(module: nn.Module, *, example: Tensor | None = None) -> tuple[Con
             f"from_torch: module must be a torch.nn.Module, got {type(module).__name__}; a state_dict must first be "
             "loaded into its module"
         )
+    if hasattr(module, "_orig_mod"):  # what torch.compile returns
+        raise ConversionError("from_torch: module comes from torch.compile; convert the module that was compiled")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ConversionError("from_torch: module is a TorchScript module; convert the nn.Module that it was made from")
     root = nn.Sequential(module) if Tracer().is_leaf_module(module) else module
     nodes, constants = trace(root)
     uses: Counter[fx.Node] = Counter()
@@ -106,8 +110,19 @@ def _free(name: str, taken: set[str]) -> str:
 
 def _check_agreement(module: nn.Module, network: nn.Module, example: Tensor) -> None:
     """Raise if network and module differ on plain tensors in evaluation mode by more than rounding."""
+    if not isinstance(example, Tensor):
+        raise ConversionError(
+            f"from_torch: example must be a torch.Tensor, got {type(example).__name__}; use torch.as_tensor(example)"
+        )
     with torch.no_grad(), in_mode(module, training=False):
-        wanted, again, found = module(example), module(example), network(example)
+        try:
+            wanted, again = module(example), module(example)
+        except Exception as error:
+            raise ConversionError(
+                f"from_torch: the module cannot run on the example, {tuple(example.shape)} of {example.dtype} "
+                f"({error}); give rows of the shape, type and device that the module takes"
+            ) from error
+        found = network(example)
     if not torch.equal(wanted, again):
         raise ConversionError("from_torch: the module is random in evaluation mode too; leave out the example")
     size = 1e3 * torch.finfo(wanted.dtype).eps * wanted.abs().max().item()

@@ -32,18 +32,23 @@ def check_target(y: ArrayLike) -> None:
 
 @contextmanager
 def explained(X: Any) -> Iterator[None]:
-    """Return a context in which an error about text or missing cells of a data frame names the column and a remedy.
+    """Return a context in which an error about text, dates or missing cells names the column and a remedy.
 
     Args:
         X: The features that are validated in the context.
 
     Raises:
-        InputError: A column holds text or missing cells; other errors pass unchanged.
+        InputError: A column of a data frame holds text, dates or missing cells; other errors pass unchanged.
     """
     try:
         yield
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         for name, column in X.items() if isinstance(X, pd.DataFrame) else ():
+            if column.dtype.kind in "mM":
+                raise InputError(
+                    f"MPGELURegressor: wants numbers, and column {name!r} of X holds dates or times; turn it into "
+                    "numbers such as year, month, weekday or days since a start"
+                ) from error
             wrong = pd.to_numeric(column, errors="coerce").isna()
             if wrong.any():
                 cell = column[wrong].iloc[0]

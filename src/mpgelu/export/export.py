@@ -189,6 +189,7 @@ def _check_likelihood(
     like = next(parts.networks[0].parameters(), torch.empty(0, device="cpu"))
     with torch.no_grad():
         found = parts.networks[0](like.new_zeros(1, len(parts.feature_names))).shape[-1]
+        parts.networks[0](parts.moments.certain(like.new_zeros(1, len(parts.feature_names))))  # refuses plain modules
     if found != outputs:
         other = "HeteroscedasticGaussian()" if found == 2 else "Gaussian(noise_variance)"
         raise InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import logging
 import warnings
@@ -76,7 +77,7 @@ def outputs(
         extra: Variance to add to that of each mean, ``(rows,)``; ``None`` for zero.
     """
     features, row_axis = in_features_of(networks[0]) or 1, int(len(networks) > 1)
-    mean, variance = _traced(_Moments(networks, moments).float(), x, features, row_axis)
+    mean, variance = _traced(copy.deepcopy(_Moments(networks, moments)).float(), x, features, row_axis)
     correlated = moments is not DiagonalMoments and len(scale) == 2
     first, second = PAIRS if correlated else (slice(None), slice(None))
     order = [2, 0, 1] if len(networks) > 1 else [1, 0]
@@ -157,14 +158,18 @@ def whole(x: Value, parts: Parts, levels: Sequence[float]) -> Distribution:
 
 
 def _traced(module: nn.Module, x: Value, features: int, row_axis: int) -> list[Value]:
-    """The nodes of a module that takes ``(rows, features)`` and gives tensors with the rows in ``row_axis``."""
+    """The nodes of a module that takes ``(rows, features)`` and gives tensors with the rows in ``row_axis``.
+
+    A copy is traced, in evaluation mode and without gradients: the module itself may go on training.
+    """
     from torch._inductor import inductor_prims
 
+    module = copy.deepcopy(module).eval().requires_grad_(False)
     fma = getattr(inductor_prims, "fma", None)  # newer versions of torch have it
     with _quiet():
         try:
             program = torch.onnx.export(
-                module.eval().requires_grad_(False),
+                module,
                 (torch.zeros(7, features, device="cpu"),),
                 dynamo=True,
                 dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),

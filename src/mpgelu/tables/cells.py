@@ -23,7 +23,9 @@ _DATE = re.compile(
     r"|\d{1,2}[ -][A-Za-z]{3,9}\.?[ -]\d{2,4}|[A-Za-z]{3,9}\.? \d{1,2},? \d{4}|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
 )
 _COMMA_NUMBER = re.compile(r"[-+]?\d+(,\d+)+(\.\d+)?|[-+]?\d+(\.\d{3})+,\d+")
+_SIGNED_NUMBER = re.compile(r"[-+]?[$€£¥] ?\d[\d,]*(\.\d+)?|[-+]?\d[\d,]*(\.\d+)? ?[%$€£¥]")
 _COMMA = "{} has a comma; write decimals with a point, and thousands without a separator"
+_SIGN = "{} is a number with a sign of its unit; write the number alone"
 _EXAMPLES = 200
 
 
@@ -128,7 +130,7 @@ class Cells:
         words = self.text[self.words]
         if len(words) and 2 * len(words) >= np.sum(~self.missing):
             examples = words.drop_duplicates().head(_EXAMPLES)
-            if not _mostly(examples, _COMMA_NUMBER):
+            if not _mostly(examples, _COMMA_NUMBER) and not _mostly(examples, _SIGNED_NUMBER):
                 kind = "dates or times" if _mostly(examples, _DATE) else "text"
                 raise CellError(
                     f"holds {kind} such as {str(words.iloc[0])!r}; this is regression, which predicts a number: choose "
@@ -164,7 +166,7 @@ class Cells:
         """Check that a column of words was probably meant as categories.
 
         Raises:
-            CellError: The cells are dates, are numbers with commas, or are words among numbers.
+            CellError: The cells are dates, are numbers with commas or signs, or are words among numbers.
         """
         words = self.text[self.words]
         examples = words.drop_duplicates().head(_EXAMPLES)
@@ -172,6 +174,9 @@ class Cells:
             raise self.date_error(str(words.iloc[0]))
         if _mostly(examples, _COMMA_NUMBER):
             raise self.error(np.flatnonzero(self.words), _COMMA)
+        if _mostly(examples, _SIGNED_NUMBER):
+            names = f", or give `categorical` {self.name!r} if these are names"
+            raise self.error(np.flatnonzero(self.words), _SIGN + names)
         if 2 * len(words) < np.sum(~self.missing):
             raise self.among_numbers()
 
@@ -186,7 +191,9 @@ class Cells:
 
 def _why_no_number(text: str) -> str:
     """Return the reason why a text is not read as a number."""
-    return _COMMA if _COMMA_NUMBER.fullmatch(text) else "{} is not a number"
+    if _COMMA_NUMBER.fullmatch(text):
+        return _COMMA
+    return _SIGN if _SIGNED_NUMBER.fullmatch(text) else "{} is not a number"
 
 
 def _mostly(examples: pd.Series[Any], pattern: re.Pattern[str]) -> bool:

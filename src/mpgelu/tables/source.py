@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
+import re
 import sys
 import zlib
 from collections.abc import Iterator
@@ -24,6 +26,8 @@ ROWS_AT_ONCE = 8192
 _PARQUET, _GZIP, _ZIP = b"PAR1", b"\x1f\x8b", b"PK\x03\x04"
 _DELIMITERS = (";", "\t", "|", ",")
 _HEADER_BYTES = 4096
+_RAGGED = re.compile(r"Expected (?P<wanted>\d+) fields in line (?P<line>\d+), saw (?P<cells>\d+)")  # pandas' words
+_OPENED = re.compile(r"EOF inside string starting at row (?P<row>\d+)")
 
 
 class Source:
@@ -131,6 +135,9 @@ class Source:
                 self.fraction_read = stream.tell() / size if size else None
                 yield part
         except UnicodeDecodeError as error:
+            if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                remedy = "convert it, for example with iconv -f utf-16 -t utf-8"
+                raise DataError(f"{self.name} is text in UTF-16; {remedy}") from error
             raise DataError(
                 f"{self.name} is neither Parquet nor text in UTF-8; text in another encoding can be converted, "
                 "for example with iconv -f latin1 -t utf-8"
@@ -139,6 +146,17 @@ class Source:
             raise DataError(f"{self.name} is empty") from error
         except (ValueError, EOFError, OSError, zlib.error) as error:
             self._check_delimiter(start.decode("utf-8-sig", errors="replace"))
+            if ragged := _RAGGED.fullmatch(reason(error)):
+                raise DataError(
+                    f"{self.name}, line {ragged['line']}: {ragged['cells']} cells, but the first line has "
+                    f"{ragged['wanted']}; put cells that contain {self.delimiter!r} in double quotes"
+                ) from error
+            if opened := _OPENED.fullmatch(reason(error)):
+                line = int(opened["row"]) + 1
+                raise DataError(
+                    f"{self.name}: a cell that begins with a double quote, about line {line}, has no end; "
+                    "close the quote, or write one that is part of the text twice"
+                ) from error
             raise DataError(f"cannot read {self.name}: {reason(error)}") from error
 
     def _parquet(self, stream: BufferedReader, rows: int) -> Iterator[pd.DataFrame]:

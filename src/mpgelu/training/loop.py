@@ -137,6 +137,7 @@ def fit(
         True
     """
     _check_likelihood(likelihood)
+    _check_optimizer(optimizer)
     _check_numbers(epochs, batch_size, patience, validation)
     like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0, device="cpu"))
     compile = compile and native.can_compile()
@@ -281,6 +282,17 @@ def _check_numbers(epochs: int, batch_size: int, patience: int | None, validatio
     for name, number in (("epochs", epochs), ("batch_size", batch_size)):
         if number < 1:
             raise InputError(f"fit: {name} must be at least 1, got {number}")
+
+
+def _check_optimizer(optimizer: object) -> None:
+    """Raise if the optimiser is not a function of parameters, as if it is an optimiser already."""
+    if optimizer is not None and not callable(optimizer):
+        kind = type(optimizer).__name__
+        article = "an" if kind[0] in "AEIOU" else "a"
+        raise InputError(
+            f"fit: optimizer must be a function from parameters to a torch optimiser, got {article} {kind}; use "
+            "optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01)"
+        )
 
 
 def _check_likelihood(likelihood: object) -> None:

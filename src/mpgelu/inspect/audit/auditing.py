@@ -123,7 +123,11 @@ def _tallied(network: nn.Module, start: Moments, draws: int, source: Source) -> 
             tallies[key].add(output)
 
     with torch.no_grad():
-        network(draw(start, 1, source))
+        try:
+            network(draw(start, 1, source))
+        except TypeError:
+            network(start)  # a plain torch module refuses moments with the remedy
+            raise
     source.layers = source.done
     leaves = [(name, module) for name, module in network.named_modules() if not list(module.children())]
     hooks = [module.register_forward_hook(partial(record, name)) for name, module in leaves]
