@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -21,6 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "hooks"))  # program
 from command_line import Command, Result
 from houses import QUICK, houses
 from mpgelu.tables.model import TableModel
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell: tests of Ctrl-C need it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

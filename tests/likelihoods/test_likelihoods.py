@@ -160,7 +160,7 @@ LIKELIHOODS = [
 def test_summaries_are_those_of_the_predictive_distribution(likelihood: Likelihood, kind: Any) -> None:
     generator, n = torch.Generator().manual_seed(0), likelihood.outputs
     mean, root = torch.randn(4, n, generator=generator), 0.5 * torch.randn(4, n, n, generator=generator)
-    moments = kind.of(mean.double(), (root @ root.mT).double())
+    moments = kind.of(mean.double(), root.double() @ root.double().mT)
     predictive, short = likelihood.predictive(moments, 64), likelihood.short(moments)
     torch.testing.assert_close(likelihood.noise(moments), predictive.aleatoric_variance, rtol=1e-6, atol=0)
     torch.testing.assert_close(likelihood.variance(moments), predictive.variance, rtol=1e-6, atol=0)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from mpgelu.errors import InputError
-from mpgelu.predictive.checks import as_tensor, check_broadcast, check_floats, is_mixture, needs_gradient
+from mpgelu.predictive.checks import as_tensor, check_broadcast, check_floats, check_mixture, needs_gradient
 from mpgelu.predictive.distances import mean_absolute, mean_absolute_difference
 from mpgelu.predictive.nodes import NODES, heteroscedastic_components
 from mpgelu.predictive.quantiles import bisected, quantiles
@@ -58,16 +58,8 @@ class Predictive:
 
     def __post_init__(self) -> None:
         """Check shapes and dtypes, but not values."""
-        rows = self.mean, self.epistemic_variance, self.aleatoric_variance
-        if is_mixture(self.means, self.variances, self.log_weights, *rows):
-            return
-        check_floats("Predictive", "means", self.means)
-        if self.means.dim() == 0:
-            raise InputError("Predictive: means must be (*batch, K), got a scalar; use means.reshape(1)")
-        allowed = {"variances": [self.means.shape], "log_weights": [self.means.shape[-1:], self.means.shape]}
-        for field in fields(self)[1:]:
-            shapes = allowed.get(field.name, [self.batch_shape])
-            check_floats("Predictive", field.name, getattr(self, field.name), self.means, *shapes)
+        rows = {name: getattr(self, name) for name in ("mean", "epistemic_variance", "aleatoric_variance")}
+        check_mixture(self.means, self.variances, self.log_weights, **rows)
 
     @staticmethod
     def gaussian(mean: Tensor, epistemic_variance: Tensor, aleatoric_variance: Tensor) -> Predictive:
