@@ -37,7 +37,7 @@ def errors(activation: Activation, dtype: torch.dtype = torch.float64) -> tuple[
     function = FUNCTIONS.get(activation, lambda x: np.logaddexp(0, x))
     marginals = [function_marginal(function, *pair) for pair in torch.stack([mean, variance], -1).tolist()]
     wanted = torch.tensor(marginals, dtype=torch.float64)
-    fit = activation.fit(mean.to(dtype), variance.to(dtype))
+    fit = activation.linearise(mean.to(dtype), variance.to(dtype))
     found = torch.stack([fit.mean, fit.gain.square() * variance.to(dtype) + fit.rest, fit.gain], -1).double()
     error = (found - wanted).abs()
     return error[:, 0], error[:, 1], error[:, 2]
@@ -54,8 +54,8 @@ def test_quadrature_is_within_its_stated_error(activation: Activation) -> None:
 
 @pytest.mark.parametrize("activation", [Softplus(20.0), Softplus(0.05)], ids=str)
 def test_the_nodes_follow_the_width_of_the_bend(activation: Softplus) -> None:
-    found = activation.fit(*grid())
-    unit = Softplus().fit(activation.beta * grid()[0], activation.beta**2 * grid()[1])
+    found = activation.linearise(*grid())
+    unit = Softplus().linearise(activation.beta * grid()[0], activation.beta**2 * grid()[1])
     size = (activation.beta**2 * grid()[1]).clamp_min(1)
     assert ((activation.beta * found.mean - unit.mean).abs() / size.sqrt()).max() < 1e-8
     assert ((found.gain - unit.gain).abs()).max() < 1e-8
@@ -75,7 +75,7 @@ def test_closed_forms_are_exact() -> None:
 @EVERY_FUNCTION
 def test_float32_is_as_good_as_its_rounding(activation: Activation) -> None:
     mean, variance = grid()
-    double, single = activation.fit(mean, variance), activation.fit(mean.float(), variance.float())
+    double, single = activation.linearise(mean, variance), activation.linearise(mean.float(), variance.float())
     size = mean.square() + variance  # of a second moment
     assert ((single.mean - double.mean).abs() <= 2e-6 * size.sqrt() + 1e-6).all()
     assert ((single.gain - double.gain).abs() <= 4e-6).all()

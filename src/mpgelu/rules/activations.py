@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mpgelu.moments import DiagonalMoments
-from mpgelu.rules.elementwise import Activation, Fit
+from mpgelu.rules.elementwise import Activation, Linearisation
 from mpgelu.rules.mpgelu import keep_probability
 from mpgelu.rules.normal import cdf, pdf
 from mpgelu.rules.relu import relu
@@ -102,11 +102,11 @@ class GELU(Activation):
         ratio = mean * (1 + variance).rsqrt()
         return cdf(ratio) + ratio * pdf(ratio) / (1 + variance)
 
-    def fit(self, mean: Tensor, variance: Tensor) -> Fit:
+    def linearise(self, mean: Tensor, variance: Tensor) -> Linearisation:
         """Return the best linear fit, with the mean in closed form."""
         root = (1 + variance).sqrt()
         ratio = mean / root
-        return super().fit(mean, variance)._replace(mean=mean * cdf(ratio) + variance / root * pdf(ratio))
+        return super().linearise(mean, variance)._replace(mean=mean * cdf(ratio) + variance / root * pdf(ratio))
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Rectifier(Activation):
         """Return the leaky rectifier of x."""
         return F.leaky_relu(x, self.negative_slope)
 
-    def fit(self, mean: Tensor, variance: Tensor) -> Fit:
+    def linearise(self, mean: Tensor, variance: Tensor) -> Linearisation:
         r"""Return the best linear fit in closed form, from the moments of ReLU.
 
         The linear part :math:`\alpha h` contributes to mean and gain, and nothing to the residual variance.
@@ -151,7 +151,7 @@ class Rectifier(Activation):
         probability, slope = keep_probability(mean, variance), self.negative_slope
         # Cauchy-Schwarz makes the rest non-negative; the clamp is for rounding.
         rest = torch.addcmul(rectified.variance, probability.square(), variance, value=-1).clamp_min(0)
-        return Fit(
+        return Linearisation(
             slope * mean + (1 - slope) * rectified.mean,
             slope + (1 - slope) * probability,
             (1 - slope) ** 2 * rest,

@@ -16,7 +16,7 @@ _NODES, _REACH = 96, 6.5  # of the trapezoidal rule, in standard deviations
 _FINEST, _COARSEST = 1e-9, 10.0  # scale of the nodes in standard deviations; at the coarsest they are equidistant
 
 
-class Fit(NamedTuple):
+class Linearisation(NamedTuple):
     r"""The best linear fit of a function of Gaussian units, :math:`f(h) = \bar f + g\,(h - m) + e`.
 
     The residual :math:`e` has mean zero and is uncorrelated with :math:`h`, so
@@ -36,8 +36,8 @@ class Fit(NamedTuple):
 class Activation:
     """An elementwise function with its derivative.
 
-    A subclass defines :meth:`__call__` and :meth:`slope`, from which :meth:`fit` computes expectations by quadrature.
-    It may override :meth:`gain` or :meth:`fit` with closed forms.
+    A subclass defines :meth:`__call__` and :meth:`slope`, from which :meth:`linearise` computes expectations by
+    quadrature. It may override :meth:`gain` or :meth:`linearise` with closed forms.
 
     Attributes:
         width: Length around zero over which the function bends; it is close to linear beyond. Quadrature nodes are
@@ -65,7 +65,7 @@ class Activation:
         """
         return (self.slope(points) * weights).sum(-1)
 
-    def fit(self, mean: Tensor, variance: Tensor) -> Fit:
+    def linearise(self, mean: Tensor, variance: Tensor) -> Linearisation:
         r"""Return the best linear fit for :math:`h \sim N(m, v)`, by the trapezoidal rule with 96 nodes.
 
         The nodes are equidistant in u, with :math:`m + s z = 1.5\,w \sinh u` for the width w of the function, and
@@ -93,7 +93,7 @@ class Activation:
         bend = self(points) - centre.unsqueeze(-1) - gain.unsqueeze(-1) * steps
         shift = (bend * weights).sum(-1)
         rest = bend - shift.unsqueeze(-1)
-        return Fit(centre + shift, gain, (rest.square() * weights).sum(-1))
+        return Linearisation(centre + shift, gain, (rest.square() * weights).sum(-1))
 
 
 def _nodes(mean: Tensor, stddev: Tensor, width: float) -> tuple[Tensor, Tensor]:
@@ -116,11 +116,11 @@ def _nodes(mean: Tensor, stddev: Tensor, width: float) -> tuple[Tensor, Tensor]:
 
 @singledispatch
 def elementwise(value: Any, activation: Activation) -> Any:
-    r"""Return the moments of :math:`f(h)` for Gaussian :math:`h`, from the best linear fit of :class:`Fit`.
+    r"""Return the moments of :math:`f(h)` for Gaussian :math:`h`, from its :class:`Linearisation`.
 
     .. math:: \bar f, \qquad g_i g_j C_{ij} + \delta_{ij} \operatorname{Var} e_i
 
-    Means and variances are those of :meth:`Activation.fit`, by closed form or quadrature. Covariances are
+    Means and variances are those of :meth:`Activation.linearise`, by closed form or quadrature. Covariances are
     *approximated* to first order: the residuals of the fit are taken as independent between units. They stay positive
     semidefinite, and factored moments stay factored with the identity of every source preserved.
 
@@ -144,5 +144,5 @@ def _(value: Moments, activation: Activation) -> Moments:
     if value.is_certain:  # the function of a known value has no variance to fit
         known: Moments = rescale(value, activation(value.mean), torch.ones_like(value.mean))
         return known
-    fitted: Moments = rescale(value, *activation.fit(value.mean, value.variance), row_wise=True)
+    fitted: Moments = rescale(value, *activation.linearise(value.mean, value.variance), row_wise=True)
     return fitted

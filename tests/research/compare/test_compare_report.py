@@ -187,12 +187,18 @@ def test_the_readme_sums_up_our_settings(tmp_path: Path) -> None:
             kept.append(made)
     for made in several(scores, "mpgelu-compact", dataset="concrete", crps=0.1):  # no peer: not counted
         kept.append(made)
+    for dataset, shift in (("boston", 1.0), ("yacht", -1.0), ("energy", 0.5)):  # nearly the same on every split
+        for made in several(
+            [-1.5 + shift + error for error in (0.0, 0.1, 0.0, 0.1, 0.0)], "mpgelu-fast", dataset=dataset
+        ):
+            kept.append(made)
     readme.write_text("before\n<!-- compare:start -->\nold\n<!-- compare:end -->\nafter\n")
     update_readme(kept.path, readme)
-    head, ensemble = markdown_cells(between_marks(readme))
+    head, ensemble, fast = markdown_cells(between_marks(readme))
     assert head == ["", "CRPS", "RMSE", "log-likelihood"]
-    assert ensemble[:2] == ["ensemble", "better on 2 of 3; median -10%; worst +20% (yacht)"]
-    assert ensemble[3] == "better on 3 of 3; median +0.10; worst +0.10 (boston)"
+    assert ensemble[:2] == ["ensemble", "better on 2 of 3 (0 beyond chance); median -10%; worst +20% (yacht)"]
+    assert ensemble[3] == "better on 3 of 3 (0 beyond chance); median +0.10; worst +0.10 (yacht)"
+    assert fast[3] == "better on 2 of 3 (2 beyond chance, worse beyond chance on 1); median +0.54; worst -0.96 (yacht)"
 
 
 def test_the_docs_show_our_settings_and_the_best_peer(tmp_path: Path) -> None:

@@ -198,24 +198,26 @@ def _ours_over_all_sets(frame: pd.DataFrame) -> str:
     """How each of our settings differs from the best peer of each set: on how many it is better, median and worst."""
     body = []
     for method, title in zip(GROUPS["ours"], _OURS, strict=True):
-        cells = [_difference_words(compared(frame, metric), method, metric) for metric in _WORDS]
+        cells = [_difference_words(frame, method, metric) for metric in _WORDS]
         if any(cell != MISSING for cell in cells):
             body.append([title, *cells])
     return markdown(["", *_WORDS.values()], body)
 
 
-def _difference_words(rows: pd.DataFrame, ours: str, metric: str) -> str:
+def _difference_words(frame: pd.DataFrame, ours: str, metric: str) -> str:
     """Differences from the best peer, in nats of a log-likelihood, otherwise as shares of the peer's score."""
-    best = rows[rows["method"].isin(GROUPS["peers"])].groupby("dataset")["score"].min()
-    own = rows[rows["method"] == ours].set_index("dataset")["score"]
-    behind = (own - best).dropna()
-    if behind.empty:
+    rows = against_best_peer(frame, metric, ours).set_index("dataset")
+    if rows.empty:
         return MISSING
-    behind, form = (-behind, "+.2f") if metric == "log_likelihood" else (behind / best[behind.index], "+.0%")
-    worst = str(behind.idxmax() if SIGNS[metric] > 0 else behind.idxmin())
-    ahead = int((SIGNS[metric] * behind < 0).sum())
+    nats = metric == "log_likelihood"
+    ahead, form = rows["difference"] / (1 if nats else rows["theirs"]), "+.2f" if nats else "+.0%"
+    worst = str((SIGNS[metric] * ahead).idxmax())
+    better, shown = int((SIGNS[metric] * ahead < 0).sum()), int((rows["verdict"] == "better").sum())
+    lost = int((rows["verdict"] == "worse").sum())
+    tested = f"{shown} beyond chance" + f", worse beyond chance on {lost}" * (lost > 0)
     return (
-        f"better on {ahead} of {len(behind)}; median {behind.median():{form}}; worst {behind[worst]:{form}} ({worst})"
+        f"better on {better} of {len(rows)} ({tested}); median {ahead.median():{form}}; "
+        f"worst {ahead[worst]:{form}} ({worst})"
     )
 
 
