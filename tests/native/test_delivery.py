@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -85,8 +86,21 @@ def test_a_wheel_brings_its_kernels_where_there_is_no_compiler(tmp_path: Path) -
 
 
 def test_a_damaged_library_is_missed_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library, checksum = (tmp_path / name for name in (native._FILE, native._CHECKSUM))
+    if native.available():
+        whole, written = ((native._FOLDER / path.name).read_bytes() for path in (library, checksum))
+        checksum.write_bytes(written)
+        half = len(whole) // 2
+        for damaged in (whole[:half], whole[:half] + bytes(len(whole) - half)):  # loading them is SIGBUS and SIGSEGV
+            library.write_bytes(damaged)
+            with monkeypatch.context() as patch:
+                patch.setattr(native, "_FOLDER", tmp_path)
+                assert native._missing.__wrapped__() == "the file is damaged; install mpgelu again"
     monkeypatch.setattr(native, "_FOLDER", tmp_path)
-    (tmp_path / native._FILE).write_bytes(b"not a library")
+    library.write_bytes(b"not a library")
+    checksum.write_text(hashlib.sha256(b"not a library").hexdigest())
+    assert native._missing.__wrapped__().startswith("they cannot be loaded: ")
+    checksum.unlink()
     assert native._missing.__wrapped__().startswith("they cannot be loaded: ")
     source = tmp_path / "kernels.h"
     source.touch()

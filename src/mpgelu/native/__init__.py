@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import logging
 import os
 import shlex
@@ -25,6 +26,7 @@ from torch import Tensor
 
 _FOLDER = Path(__file__).parent
 _FILE = "_kernels.abi3.so"
+_CHECKSUM = "_kernels.sha256"
 _log = logging.getLogger("mpgelu")
 
 Integers = ctypes.Array[ctypes.c_int64]
@@ -232,7 +234,10 @@ def _missing() -> str:
     if any(source.stat().st_mtime > library.stat().st_mtime for source in sources):
         return "they are older than their source; run make kernels"
     try:
+        written, found = (_FOLDER / _CHECKSUM).read_text(encoding="ascii"), hashlib.sha256(library.read_bytes())
+        if written.strip() != found.hexdigest():  # a truncated library ends the process when it is loaded
+            return "the file is damaged; install mpgelu again"
         ctypes.CDLL(str(library))
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         return f"they cannot be loaded: {error}"
     return ""
