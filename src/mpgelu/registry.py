@@ -104,16 +104,30 @@ class Registry(Generic[T]):
             description: A mapping with the key ``"kind"`` and the constructor arguments.
 
         Raises:
-            DataError: The kind is not registered, or the arguments are not accepted by its constructor.
+            DataError: The kind is not registered, or its constructor does not accept the arguments, or has no use for
+                the value of one; see :meth:`check`.
         """
         if not isinstance(description, Mapping):
             raise DataError(f"the description of a {self.what} must be fields, got {str(description)[:60]!r}")
         arguments = {name: value for name, value in description.items() if name != "kind"}
         make = self.type_of(description.get("kind"))
         try:
-            return make(**arguments)
+            made = make(**arguments)
         except (TypeError, ValueError) as error:
             raise DataError(f"cannot build the {self.what} {description['kind']}: {error}") from error
+        self.check(made, arguments)
+        return made
+
+    def check(self, made: T, arguments: Mapping[str, Any]) -> None:
+        """Check that a value has the arguments that it was constructed from; a constructor may take a text for a flag.
+
+        Raises:
+            DataError: The description of the value has another argument.
+        """
+        kind, held = self.name(type(made)), self.describe(made)
+        for name, value in arguments.items():
+            if list(held[name]) != value if isinstance(held.get(name), tuple) else held.get(name) != value:
+                raise DataError(f"cannot build the {self.what} {kind}: its {name} cannot be {str(value)[:60]!r}")
 
     def __contains__(self, cls: object) -> bool:
         """Return whether a type is registered."""

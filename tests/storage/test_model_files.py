@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 import tempfile
 import tracemalloc
@@ -232,6 +233,9 @@ FORGED: dict[str, tuple[str, Change, str]] = {
     "layer": ("regressor", in_layer(1, kind="Liner"), "there is no layer called 'Liner'; did you mean 'Linear'?"),
     "code": ("regressor", in_layer(1, kind="os.system"), "there is no layer called 'os.system'"),
     "setting": ("regressor", in_layer(1, eval="x"), "cannot build a layer Linear"),
+    "bias in words": ("regressor", in_layer(1, bias="bogus"), "the layer Linear: its bias cannot be 'bogus'"),
+    "bias of lists": ("regressor", in_layer(1, bias=[[[]]]), "the layer Linear: its bias cannot be '[[[]]]'"),
+    "no number": ("regressor", in_layer(1, bias=math.nan), "the layer Linear: its bias cannot be 'nan'"),
     "no network": ("regressor", in_stack(network=3), "must name the kind of each layer"),
     "moments": ("regressor", set_to("moments", "bogus"), "there is no type of moments called 'bogus'"),
     "no moments": ("regressor", without("moments"), "'moments' of the ensemble must be a text, got None"),

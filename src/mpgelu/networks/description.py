@@ -119,6 +119,8 @@ def build(description: Description) -> nn.Module:
     make = layers.type_of(description.kind)
     try:
         with torch.device("meta"):
-            return make(*children, **description.settings)
+            made = make(*children, **description.settings)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"cannot build a layer {description.kind} of {dict(description.settings)}: {error}") from error
+    layers.check(made, description.settings)
+    return made
