@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from mpgelu.errors import DataError, InputError
-from mpgelu.tables.source import ROWS_AT_ONCE, Source, reason, to_frame
+from mpgelu.tables.source import ROWS_AT_ONCE, Source, columns_of, reason, to_frame
 
 _ENDINGS = (".parquet", ".parq", ".pq")
 _MOST_OPEN = 16  # largest number of row groups that are interleaved
@@ -205,17 +205,17 @@ def _surveyed(dataset: ds.Dataset, name: str) -> tuple[pa.Schema, list[RowGroup]
     if not fragments:
         raise DataError(f"{name} has no files")
     groups: list[RowGroup] = []
-    schema, first_file, first = fragments[0].physical_schema, "", 0
+    schema, first_file, first = columns_of(fragments[0].physical_schema), "", 0
     for fragment in fragments:
         file = str(getattr(fragment, "path", "")) or name
         with _naming(file):
-            schema = _joined(schema, fragment.physical_schema, file, first_file or file)
+            schema = _joined(schema, columns_of(fragment.physical_schema), file, first_file or file)
             first_in_file = 0
             for part, rows, size in _units(fragment):
                 groups.append(RowGroup(part, file, first, first_in_file, rows, size))
                 first, first_in_file = first + rows, first_in_file + rows
         first_file = first_file or file
-    folders = [field for field in dataset.schema if field.name not in schema.names]
+    folders = [field for field in columns_of(dataset.schema) if field.name not in schema.names]
     return pa.schema([*schema, *folders]), groups
 
 
@@ -260,4 +260,4 @@ def _joined(schema: pa.Schema, other: pa.Schema, file: str, first_file: str) -> 
                 f"{file}: the column {field.name!r} is of type {other.field(field.name).type}, and in {first_file} of "
                 f"{field.type}; write all files with the same types"
             ) from error
-    return pa.unify_schemas([schema.remove_metadata(), other.remove_metadata()], promote_options="permissive")
+    return pa.unify_schemas([schema, other], promote_options="permissive")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -63,9 +63,8 @@ class TableEncoder:
 
         Raises:
             CellError: A column consists of dates, has words among its numbers, or an infinite number.
+            InputError: ``missing`` is neither of the two.
         """
-        if missing not in get_args(Missing):
-            raise InputError(f"`missing`: must be 'impute' or 'error', got {missing!r}")
         frame = with_plain_names(frame)
         survey = Survey(list(map(str, frame)), missing=missing, categorical=set(categorical), drop=set(drop))
         survey.add(frame)

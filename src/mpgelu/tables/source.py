@@ -209,27 +209,24 @@ def _peek(stream: BufferedReader) -> bytes:
 
 
 def to_frame(batch: pa.RecordBatch, start: int) -> pd.DataFrame:
-    """Return rows of Arrow as a data frame, without columns in which pandas had stored an index.
+    """Return rows of Arrow as a data frame.
 
     Args:
         batch: The rows.
         start: Number of the first row, from which the index counts.
     """
-    frame: pd.DataFrame = _without_views(batch).to_pandas(types_mapper=pd.ArrowDtype, ignore_metadata=True)
-    if index := [name for name in frame if str(name).startswith("__index_level_")]:
-        frame = frame.drop(columns=index)
+    schema = columns_of(batch.schema)
+    plain = pa.schema([field.with_type(_PLAIN.get(str(field.type), field.type)) for field in schema])
+    frame: pd.DataFrame = batch.select(schema.names).cast(plain).to_pandas(types_mapper=pd.ArrowDtype)
     return frame.set_axis(pd.RangeIndex(start, start + len(frame)), axis="index")
 
 
-def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the same rows with string views converted to strings, which pandas supports."""
-    fields = [
-        field.with_type(_PLAIN[str(field.type)]) if str(field.type) in _PLAIN else field for field in batch.schema
-    ]
-    return batch.cast(pa.schema(fields))
+_PLAIN = {"string_view": pa.string(), "binary_view": pa.binary()}  # types that pandas lacks, and their replacement
 
 
-_PLAIN = {"string_view": pa.string(), "binary_view": pa.binary()}
+def columns_of(schema: pa.Schema) -> pa.Schema:
+    """Return a schema without metadata, and without columns in which pandas has stored the index of a data frame."""
+    return pa.schema([field for field in schema if not field.name.startswith("__index_level_")])
 
 
 def reason(error: Exception) -> str:
