@@ -361,6 +361,30 @@ def test_sinks_that_are_devices_or_links(tmp_path: Path) -> None:
     assert (tmp_path / "real.csv").read_text() == "a\n1\n"
 
 
+@pytest.mark.parametrize(
+    ("content", "delimiter", "place"),
+    [
+        ('y;t\n1;"u\nv"\n2;w\n\n3;x\nbad;z\n', ";", "line 7"),
+        ('y, t\n1, "u\nv"\n2, w\n3, x\nbad, 3\n', ",", "line 6"),
+        ("y,t\n1," + 200_000 * "a" + "\n2,w\n3,x\nbad,z\n", ",", "row 4"),  # more than the csv module reads
+        ('y\n""\n1\n2\n3\nbad\n', ",", "row 5"),
+        (gzip.compress(b"y,t\n1,u\n2,w\n3,x\nbad,z\n"), ",", "row 4"),
+    ],
+    ids=["another delimiter", "blanks", "a large cell", "an empty cell", "gzip"],
+)
+def test_a_cell_is_located(content: str | bytes, delimiter: str, place: str, tmp_path: Path) -> None:
+    source = Source(saved(tmp_path / "a.csv", content), delimiter)
+    with pytest.raises(DataError, match=f", column 'y', {place}: 'bad' is not a number"), source.located():
+        Cells.of(source.read()["y"]).numbers()
+
+
+def test_a_cell_of_parquet_under_another_name_is_located(tmp_path: Path) -> None:
+    table(y=["1", "bad"]).to_parquet(tmp_path / "a.csv")
+    source = Source(tmp_path / "a.csv")
+    with pytest.raises(DataError, match=", row 2: 'bad' is not a number"), source.located():
+        Cells.of(source.read()["y"]).numbers()
+
+
 def test_a_gzip_file_that_is_damaged(tmp_path: Path) -> None:
     content = bytearray(gzip.compress(b"a,b\n" + b"1,2\n" * 1000))
     content[30:40] = b"x" * 10

@@ -90,7 +90,27 @@ class Source:
         name = f"{self.name}, column {column!r}"
         if row is None:
             return name
-        return f"{name}, row {row + 1}" if self.is_standard_input else f"{name}, {place_of_row(self.path, row)}"
+        line = self._line_of(row)
+        return f"{name}, row {row + 1}" if line is None else f"{name}, line {line}"
+
+    def _line_of(self, row: int) -> int | None:
+        """Return the number of the last line of a row in a CSV file, in which lines may be blank or part of a cell.
+
+        Args:
+            row: Number of the row from 0.
+
+        Returns:
+            The number from 1; ``None`` if the table is not a file of this extension, or is not text after all.
+        """
+        if self.is_standard_input or self.path.suffix.lower() != ".csv":
+            return None
+        try:
+            with self.path.open(encoding="utf-8-sig", newline="") as stream:
+                reader = csv.reader(stream, delimiter=self.delimiter, skipinitialspace=True)
+                lines = (reader.line_num for record in reader if len(record) > 1 or "".join(record).strip())
+                return next(islice(lines, row + 1, None), None)
+        except (UnicodeDecodeError, csv.Error):
+            return None
 
     @contextmanager
     def _opened(self) -> Iterator[BufferedReader]:
@@ -241,17 +261,3 @@ def check_column(name: str, names: list[str]) -> None:
         shown = ", ".join(names if len(names) <= 12 else [*names[:9], "...", *names[-2:]])  # targets are often last
         raise DataError(f"there is no column {name!r}{closest(name, names) or f'; the columns are {shown}'}")
 
-
-def place_of_row(path: Path, row: int) -> str:
-    """Return where a row is in its file, counting from 1; CSV files may contain blank lines.
-
-    Args:
-        path: The file.
-        row: Number of the row from 0.
-    """
-    if path.suffix.lower() != ".csv":
-        return f"row {row + 1}"
-    with path.open(encoding="utf-8-sig", newline="") as stream:
-        reader = csv.reader(stream)
-        lines = (reader.line_num for record in reader if len(record) > 1 or "".join(record).strip())
-        return f"line {next(islice(lines, row + 1, None))}"
