@@ -249,12 +249,12 @@ def _errors(text: str, names: list[str]) -> list[float]:
 
     errors = dict.fromkeys(names, 0.0)
     for part in text.split(","):
-        name, _, value = part.strip().partition("=")
+        name, sign, value = part.rpartition("=")  # a name may contain the sign, too
         try:
-            number = float(value)
+            number = float(value if sign else "")
         except ValueError:
             raise InputError(f"--input-std: wants pairs such as {names[0]}=0.1, got {part!r}") from None
-        if name not in errors:
+        if (name := name.strip()) not in errors:
             listed = ", ".join(names[:10]) + ", ..." * (len(names) > 10)
             raise InputError(f"--input-std: no feature {name!r}{closest(name, names) or f'; there are {listed}'}")
         errors[name] = number
