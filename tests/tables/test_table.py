@@ -151,6 +151,11 @@ def test_words_that_look_a_little_like_dates_are_categories(cells: list[str]) ->
     assert TableEncoder.learn(table(a=range(20), word=cells * 10)).columns[1].told == "2 categories"
 
 
+def test_braces_in_the_name_of_a_column() -> None:
+    with pytest.raises(CellError, match=r"'b' is not a number.* give `categorical` '\{price\}' if these are names"):
+        TableEncoder.learn(table(**{"{price}": ["1", "b", "3", "4", "5"]}))
+
+
 def test_words_among_numbers_are_refused_by_row() -> None:
     with pytest.raises(CellError, match=r"column 'a', row 3: 'twelve' is not a number.*`categorical` 'a'"):
         TableEncoder.learn(table(a=["1", "2", "twelve", "4", "5"]))
