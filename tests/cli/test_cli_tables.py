@@ -97,6 +97,13 @@ def test_fit_predict_evaluate_report_info(mpgelu: Command, folder: Path) -> None
     assert names(folder) == {"model", "houses.csv", "new.csv", "out", "out.csv", "scores.json", "report.html"}
 
 
+def test_scores_of_one_row_are_json(mpgelu: Command, folder: Path) -> None:
+    houses(1, seed=1).to_csv("one.csv", index=False)
+    assert mpgelu("evaluate", "model", "one.csv", "-o", "scores.json").code == 0
+    scores = json.loads(Path("scores.json").read_text(), parse_constant=pytest.fail)  # NaN is not JSON
+    assert scores["model"]["r2"] is None
+
+
 def test_rows_kept_for_scores_and_for_calibration(mpgelu: Command, folder: Path) -> None:
     result = mpgelu("fit", "houses.csv", "-t", "price", "--hold-out", "0.2", "--calibrate", "0.25", *EFFORT)
     assert (result.code, result.err) == (0, "")

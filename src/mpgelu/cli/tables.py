@@ -7,6 +7,7 @@ The docstring of a command is its help text. Modules that import torch are impor
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -204,7 +205,8 @@ def evaluate(
     typer.echo(f"{source.name}: {len(evaluation.actual):,} rows, target {fitted.target}")
     scores = print_scores(fitted, evaluation, level)
     if output is not None:
-        write_atomically(output, json.dumps({"rows": len(evaluation.actual), "level": level, **scores}, indent=1))
+        known = {of: {name: v if math.isfinite(v) else None for name, v in part.items()} for of, part in scores.items()}
+        write_atomically(output, json.dumps({"rows": len(evaluation.actual), "level": level, **known}, indent=1))
 
 
 def report(
