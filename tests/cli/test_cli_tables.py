@@ -23,7 +23,7 @@ import pytest
 import mpgelu as mp
 from command_line import Command, Result
 from houses import houses
-from mpgelu.storage.files import beside_its_place
+from mpgelu.storage.files import temporary_path
 from mpgelu.tables.model import OUTPUTS, TableModel
 
 COMMANDS = (
@@ -476,7 +476,7 @@ def test_a_kill_leaves_the_old_file_whole(command: str, folder: Path) -> None:
 
 
 def test_what_a_kill_left_is_removed_by_the_next_run(mpgelu: Command, folder: Path) -> None:
-    ours = Path(beside_its_place(Path("out.csv")).name + "1")  # of another thread
+    ours = Path(temporary_path(Path("out.csv")).name + "1")  # of another thread
     dead = Path(ours.name.replace(f".{os.getpid()}.", ".999999999."))
     for path in (ours, dead):
         path.touch()
