@@ -327,7 +327,7 @@ MISTAKES: dict[str, tuple[Callable[[], None], tuple[str, ...], str]] = {
     "one column": (
         written("houses.csv", "price\n" + "\n".join(map(str, range(20)))),
         FIT,
-        "houses.csv: no column beside the target 'price'",
+        "houses.csv: no column besides the target 'price'",
     ),
     "constant target": (column("price", 7), FIT, "houses.csv: the target 'price' is 7 in every row"),
     "dates": (column("sold", DATES), FIT, "houses.csv, column 'sold': holds dates or times such as '01.01.2024'; turn"),

@@ -132,9 +132,8 @@ def test_dates_are_refused_with_advice(cells: list[str]) -> None:
     with pytest.raises(CellError, match=r"column 'when': holds dates or times such as .*weekday.*`drop` 'when'"):
         TableEncoder.learn(table(a=range(20), when=cells * 10))
     assert TableEncoder.learn(table(a=range(20), when=cells * 10), drop=["when"]).features == ["a"]
-    assert (
-        TableEncoder.learn(table(a=range(20), when=cells * 10), categorical=["when"]).columns[1].told == "2 categories"
-    )
+    _, when = TableEncoder.learn(table(a=range(20), when=cells * 10), categorical=["when"]).columns
+    assert when.summary == "2 categories"
 
 
 def test_dates_of_parquet_are_refused(tmp_path: Path) -> None:
@@ -148,7 +147,7 @@ def test_dates_of_parquet_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cells", [["1-2", "3-4"], ["v1.2", "v3"], ["12 Main Street", "8 Mill Road"], ["May", "June"]])
 def test_words_that_look_a_little_like_dates_are_categories(cells: list[str]) -> None:
-    assert TableEncoder.learn(table(a=range(20), word=cells * 10)).columns[1].told == "2 categories"
+    assert TableEncoder.learn(table(a=range(20), word=cells * 10)).columns[1].summary == "2 categories"
 
 
 def test_braces_in_the_name_of_a_column() -> None:
@@ -238,7 +237,7 @@ def test_numbers_far_outside_the_training_range_are_counted() -> None:
 )
 def test_numbers_of_the_rows_are_hinted_at(values: Any, is_hinted: bool) -> None:
     (column,) = TableEncoder.learn(table(id=[str(value) for value in values])).columns
-    assert ("a number of the row? then drop it" in column.told) == is_hinted
+    assert ("a number of the row? then drop it" in column.summary) == is_hinted
 
 
 def test_dates_written_as_numbers_are_dates() -> None:

@@ -80,7 +80,7 @@ class Source:
 
     @contextmanager
     def located(self) -> Iterator[None]:
-        """Return a context in which an error in a cell becomes a :class:`DataError` that names the file and the line."""
+        """Return a context in which an error in a cell becomes a :class:`DataError` that names file and line."""
         try:
             yield
         except CellError as error:
