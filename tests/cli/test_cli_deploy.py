@@ -149,7 +149,7 @@ def test_verify_says_what_it_cannot_tell(folder: Path, tmp_path: Path) -> None:
 def test_bad_tables(content: str, message: str, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text(content)
     with pytest.raises(DataError, match=message):
-        deploy._read(folder / "model.mpgelu", tmp_path / "bad.csv", ",")
+        deploy._read(mp.load(folder / "model.mpgelu"), tmp_path / "bad.csv", ",")
 
 
 def test_rows_far_from_the_training_data(tmp_path: Path) -> None:

@@ -263,4 +263,3 @@ def check_column(name: str, names: list[str]) -> None:
     if name not in names:
         shown = ", ".join(names if len(names) <= 12 else [*names[:9], "...", *names[-2:]])  # targets are often last
         raise DataError(f"there is no column {name!r}{closest(name, names) or f'; the columns are {shown}'}")
-

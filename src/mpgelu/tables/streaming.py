@@ -228,4 +228,3 @@ def _shuffled(blocks: list[Block], generator: np.random.Generator) -> Block:
     order = generator.permutation(sum(len(block.y) for block in blocks))
     X, y, numbers = (np.concatenate(arrays) for arrays in zip(*blocks, strict=True))
     return Block(X, y, numbers).at(order)
-
