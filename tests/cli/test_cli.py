@@ -228,10 +228,11 @@ def test_options_that_cannot_be_parsed(more: list[str], mpgelu: Command, data: P
     [
         (("bench", "--readme", "nowhere.md"), "--readme: there is no file nowhere.md; the table is written between"),
         (("compare", "--readme", "nowhere.md"), "--readme: there is no file nowhere.md; the table is written between"),
+        (("reproduce", "toy", "--docs", "nowhere.md"), "--docs: there is no file nowhere.md; the table is written"),
         (("bench", "--sections", "counts", "--readme", "file"), "--readme: its table is that of the section inference"),
         (("bench", "--quick", "-o", "file/x"), "--output: cannot create the folder file/x: Not a directory"),
     ],
-    ids=range(4),
+    ids=range(5),
 )
 def test_what_a_measurement_could_not_write_is_found_before(
     arguments: tuple[str, ...], message: str, mpgelu: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

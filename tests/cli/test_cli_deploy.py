@@ -149,7 +149,7 @@ def test_verify_says_what_it_cannot_tell(folder: Path, tmp_path: Path) -> None:
 def test_bad_tables(content: str, message: str, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text(content)
     with pytest.raises(DataError, match=message):
-        deploy._read(folder / "model.mpgelu", tmp_path / "bad.csv", ",")
+        deploy._read(mp.load(folder / "model.mpgelu"), tmp_path / "bad.csv", ",")
 
 
 def test_rows_far_from_the_training_data(tmp_path: Path) -> None:
@@ -180,6 +180,10 @@ def test_another_delimiter(folder: Path, tmp_path: Path) -> None:
         assert result.exit_code == 0, result.output
 
 
+def test_errors_of_features() -> None:
+    assert deploy._errors("b = 0.5, a=b=0.1", ["a=b", "c", "b"]) == [0.1, 0.0, 0.5]
+
+
 def test_bad_options(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--quantiles: wants numbers separated by commas, got 'x'"):
         deploy.export(folder / "model.mpgelu", tmp_path / "m.onnx", "x")
@@ -189,6 +193,8 @@ def test_bad_options(folder: Path, tmp_path: Path) -> None:
         deploy._errors("wieght=1", ["weight", "b"])
     with pytest.raises(InputError, match=r"wants pairs such as a=0\.1, got 'a'"):
         deploy._errors("a", ["a", "b"])
+    with pytest.raises(InputError, match=r"wants pairs such as a=0\.1, got '0\.5'"):
+        deploy._errors("0.5", ["a", "b"])
 
 
 @pytest.mark.parametrize("plot", ["figure.foo", "figure", "out.png"])

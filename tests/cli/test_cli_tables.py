@@ -23,7 +23,7 @@ import pytest
 import mpgelu as mp
 from command_line import Command, Result
 from houses import houses
-from mpgelu.storage.files import beside_its_place
+from mpgelu.storage.files import temporary_path
 from mpgelu.tables.model import OUTPUTS, TableModel
 
 COMMANDS = (
@@ -95,6 +95,13 @@ def test_fit_predict_evaluate_report_info(mpgelu: Command, folder: Path) -> None
     assert "year     number, some missing" in result.out
     assert "members: " in result.out
     assert names(folder) == {"model", "houses.csv", "new.csv", "out", "out.csv", "scores.json", "report.html"}
+
+
+def test_scores_of_one_row_are_json(mpgelu: Command, folder: Path) -> None:
+    houses(1, seed=1).to_csv("one.csv", index=False)
+    assert mpgelu("evaluate", "model", "one.csv", "-o", "scores.json").code == 0
+    scores = json.loads(Path("scores.json").read_text(), parse_constant=pytest.fail)  # NaN is not JSON
+    assert scores["model"]["r2"] is None
 
 
 def test_rows_kept_for_scores_and_for_calibration(mpgelu: Command, folder: Path) -> None:
@@ -320,7 +327,7 @@ MISTAKES: dict[str, tuple[Callable[[], None], tuple[str, ...], str]] = {
     "one column": (
         written("houses.csv", "price\n" + "\n".join(map(str, range(20)))),
         FIT,
-        "houses.csv: no column beside the target 'price'",
+        "houses.csv: no column besides the target 'price'",
     ),
     "constant target": (column("price", 7), FIT, "houses.csv: the target 'price' is 7 in every row"),
     "dates": (column("sold", DATES), FIT, "houses.csv, column 'sold': holds dates or times such as '01.01.2024'; turn"),
@@ -469,7 +476,7 @@ def test_a_kill_leaves_the_old_file_whole(command: str, folder: Path) -> None:
 
 
 def test_what_a_kill_left_is_removed_by_the_next_run(mpgelu: Command, folder: Path) -> None:
-    ours = Path(beside_its_place(Path("out.csv")).name + "1")  # of another thread
+    ours = Path(temporary_path(Path("out.csv")).name + "1")  # of another thread
     dead = Path(ours.name.replace(f".{os.getpid()}.", ".999999999."))
     for path in (ours, dead):
         path.touch()

@@ -82,9 +82,15 @@ def test_what_is_missing_is_named() -> None:
         (["a", "b"], [str, float], "an item of it must be a finite number, got 'b'"),
         (6, Count(1, 5), "it must be between 1 and 5, got 6"),
         (True, Count(), "it must be a whole number, got True"),
+        (
+            0,
+            Either((Count(1, 5), [Count(7, 9)])),
+            "it must be between 1 and 5 or a list, each item between 7 and 9, got 0",
+        ),
+        (0, Either(({"a": int}, str)), "it must be fields or a text, got 0"),
         (10**400, float, "it must be a finite number, got 1" + "0" * 59 + "..."),
     ],
-    ids=range(12),
+    ids=range(14),
 )
 def test_alternatives_counts_and_pairs(value: Any, schema: Any, message: str | None) -> None:
     if message is None:

@@ -51,7 +51,7 @@ def test_it_learns_from_names_and_numbers(model: TableModel) -> None:
 
 
 def test_columns_and_what_became_of_them(model: TableModel) -> None:
-    told = {column.name: column.told for column in model.encoder.columns}
+    told = {column.name: column.summary for column in model.encoder.columns}
     assert told == {
         "area": "number",
         "city": "3 categories",
@@ -108,7 +108,7 @@ def test_rows_without_a_target_are_left_out() -> None:
     [
         (lambda t: t.assign(price=3.0), "the target 'price' is 3 in every row; there is nothing to predict"),
         (lambda t: t.head(1), "1 row with a target; a model needs at least 10"),
-        (lambda t: t[["price"]], "no column beside the target 'price'"),
+        (lambda t: t[["price"]], "no column besides the target 'price'"),
         (lambda t: t[["price", "country"]], "no column is left to predict from: 'country' is 'Norway' in every row"),
         (lambda t: t.rename(columns={"price": "Price"}), "there is no column 'price'; did you mean 'Price'?"),
         (lambda t: t.assign(price="dear"), "column 'price': holds text such as 'dear'; this is regression, which"),

@@ -165,6 +165,23 @@ def test_targets_that_cannot_be_predicted(tmp_path: Path) -> None:
         TableModel.fit(tmp_path, "price", stream=True, calibrate=1.5, **QUICK)
 
 
+def test_an_index_that_pandas_kept_in_parquet_is_not_a_column(tmp_path: Path) -> None:
+    frame = houses(300)
+    frame.sample(150, random_state=0).to_parquet(tmp_path / "a.parquet")  # with a column of the index
+    frame[:150].to_parquet(tmp_path / "b.parquet", index=False)
+    table = Dataset(tmp_path)
+    assert table.cells == frame.size
+    assert list(table.read()) == list(frame)
+    assert set(surveyed(table, "price", **COLUMNS).encoder.features) == set(
+        TableEncoder.learn(table.read().drop(columns="price")).features
+    )
+
+
+def test_an_unknown_treatment_of_missing_cells(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"`missing`: must be 'impute' or 'error', got 'drop'"):
+        TableModel.fit(folder, "price", stream=True, missing="drop", **QUICK)  # type: ignore[arg-type]
+
+
 def test_a_data_frame_is_not_streamed() -> None:
     with pytest.raises(InputError, match="a data frame is in memory already"):
         TableModel.fit(houses(50), "price", stream=True, **QUICK)

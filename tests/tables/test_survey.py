@@ -36,7 +36,7 @@ def test_columns_are_what_the_whole_table_says() -> None:
     for options in choices:
         found, wanted = encoder_of(frame, **options), TableEncoder.learn(frame, **options)
         assert found.described() == wanted.described()
-    assert {column.name: column.told for column in found.columns}["rare"] == "1 category and others"
+    assert {column.name: column.summary for column in found.columns}["rare"] == "1 category and others"
 
 
 def test_a_category_that_comes_late_has_a_feature() -> None:

@@ -132,9 +132,8 @@ def test_dates_are_refused_with_advice(cells: list[str]) -> None:
     with pytest.raises(CellError, match=r"column 'when': holds dates or times such as .*weekday.*`drop` 'when'"):
         TableEncoder.learn(table(a=range(20), when=cells * 10))
     assert TableEncoder.learn(table(a=range(20), when=cells * 10), drop=["when"]).features == ["a"]
-    assert (
-        TableEncoder.learn(table(a=range(20), when=cells * 10), categorical=["when"]).columns[1].told == "2 categories"
-    )
+    _, when = TableEncoder.learn(table(a=range(20), when=cells * 10), categorical=["when"]).columns
+    assert when.summary == "2 categories"
 
 
 def test_dates_of_parquet_are_refused(tmp_path: Path) -> None:
@@ -148,7 +147,12 @@ def test_dates_of_parquet_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cells", [["1-2", "3-4"], ["v1.2", "v3"], ["12 Main Street", "8 Mill Road"], ["May", "June"]])
 def test_words_that_look_a_little_like_dates_are_categories(cells: list[str]) -> None:
-    assert TableEncoder.learn(table(a=range(20), word=cells * 10)).columns[1].told == "2 categories"
+    assert TableEncoder.learn(table(a=range(20), word=cells * 10)).columns[1].summary == "2 categories"
+
+
+def test_braces_in_the_name_of_a_column() -> None:
+    with pytest.raises(CellError, match=r"'b' is not a number.* give `categorical` '\{price\}' if these are names"):
+        TableEncoder.learn(table(**{"{price}": ["1", "b", "3", "4", "5"]}))
 
 
 def test_words_among_numbers_are_refused_by_row() -> None:
@@ -233,7 +237,7 @@ def test_numbers_far_outside_the_training_range_are_counted() -> None:
 )
 def test_numbers_of_the_rows_are_hinted_at(values: Any, is_hinted: bool) -> None:
     (column,) = TableEncoder.learn(table(id=[str(value) for value in values])).columns
-    assert ("a number of the row? then drop it" in column.told) == is_hinted
+    assert ("a number of the row? then drop it" in column.summary) == is_hinted
 
 
 def test_dates_written_as_numbers_are_dates() -> None:
@@ -359,6 +363,30 @@ def test_sinks_that_are_devices_or_links(tmp_path: Path) -> None:
     assert Path("/dev/null").is_char_device()
     assert (tmp_path / "link.csv").is_symlink()
     assert (tmp_path / "real.csv").read_text() == "a\n1\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "delimiter", "place"),
+    [
+        ('y;t\n1;"u\nv"\n2;w\n\n3;x\nbad;z\n', ";", "line 7"),
+        ('y, t\n1, "u\nv"\n2, w\n3, x\nbad, 3\n', ",", "line 6"),
+        ("y,t\n1," + 200_000 * "a" + "\n2,w\n3,x\nbad,z\n", ",", "row 4"),  # more than the csv module reads
+        ('y\n""\n1\n2\n3\nbad\n', ",", "row 5"),
+        (gzip.compress(b"y,t\n1,u\n2,w\n3,x\nbad,z\n"), ",", "row 4"),
+    ],
+    ids=["another delimiter", "blanks", "a large cell", "an empty cell", "gzip"],
+)
+def test_a_cell_is_located(content: str | bytes, delimiter: str, place: str, tmp_path: Path) -> None:
+    source = Source(saved(tmp_path / "a.csv", content), delimiter)
+    with pytest.raises(DataError, match=f", column 'y', {place}: 'bad' is not a number"), source.located():
+        Cells.of(source.read()["y"]).numbers()
+
+
+def test_a_cell_of_parquet_under_another_name_is_located(tmp_path: Path) -> None:
+    table(y=["1", "bad"]).to_parquet(tmp_path / "a.csv")
+    source = Source(tmp_path / "a.csv")
+    with pytest.raises(DataError, match=", row 2: 'bad' is not a number"), source.located():
+        Cells.of(source.read()["y"]).numbers()
 
 
 def test_a_gzip_file_that_is_damaged(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ _COMMANDS: dict[Callable[..., None], str] = {  # what the list of commands says:
     deploy.verify: "Check a model's moments by sampling its networks.",
     deploy.distill: "Turn a model into a single network, many times faster.",
     deploy.export: "Write a model as an ONNX graph that runs without torch.",
-    compare: "Measure our estimator beside other methods.",
+    compare: "Compare our estimator with other methods.",
     bench: "Measure speed.",
 }
 for _command, _summary in _COMMANDS.items():

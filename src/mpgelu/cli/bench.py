@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mpgelu.cli.shared import check_page, chosen, make_folder, print_rows
+from mpgelu.cli.shared import check_pages, chosen, make_folder, print_rows
 from mpgelu.errors import InputError
 
 
@@ -42,8 +42,7 @@ def bench(
     from mpgelu.research.bench.run import SECTIONS, run
 
     names = chosen("sections", sections, tuple(SECTIONS))
-    check_page("readme", readme)
-    check_page("docs", docs)
+    check_pages(readme=readme, docs=docs)
     if readme is not None and "inference" not in names:
         raise InputError("--readme: its table is that of the section inference, which is not among --sections")
     if docs is not None and not set(IN_DOCS) & set(names):

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from mpgelu.cli.shared import Data, check_page, chosen, make_folder
+from mpgelu.cli.shared import Data, check_pages, chosen, make_folder, resumable
 from mpgelu.errors import InputError
 
 _MOST_SPLITS = 20
@@ -49,16 +49,12 @@ def compare(
     names, known = _by_size(datasets), chosen("methods", methods, tuple(METHODS), GROUPS)
     numbers = _splits(splits)
     path = output / "records.jsonl"
-    check_page("readme", readme)
-    check_page("docs", docs)
+    check_pages(readme=readme, docs=docs)
     if not tables_only:
         make_folder(output)
         folder = None if data is None else str(data)
-        try:
+        with resumable(path):
             run(tasks(_installed(known), names, numbers, folder), path, data=folder, jobs=jobs)
-        except KeyboardInterrupt:
-            typer.echo(f"stopped; what was finished is in {path}, the same command goes on from there", err=True)
-            raise typer.Exit(130) from None
     write_report(path, output)
     if readme is not None:
         update_readme(path, readme)

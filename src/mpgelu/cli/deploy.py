@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpgelu.cli.shared import Delimiter, Notes, Seed, one_line_warnings, open_table, rows_progress, warn
+from mpgelu.cli.shared import Delimiter, Model, Notes, Seed, one_line_warnings, open_table, rows_progress, warn
 from mpgelu.errors import DataError, InputError
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from mpgelu.estimators.regressor import MPGELURegressor
+    from mpgelu.tables.model import TableModel
 
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="File written by mpgelu fit.")]
 Table = Annotated[Path, typer.Argument(metavar="TABLE", help="CSV or Parquet file with the model's columns.")]
 InputStd = Annotated[
     str | None, typer.Option(help="Standard deviations of measurement errors: column=value pairs separated by commas.")
@@ -65,7 +65,7 @@ def distill(
         )
     check_writable(output, model, data)
     loaded = load(model)
-    regressor, table = _read(model, data, delimiter)
+    regressor, table = _read(loaded, data, delimiter)
     rows = table if hasattr(regressor, "feature_names_in_") else table.to_numpy()
     small = regressor.distill(rows, random_state=seed, verbose=True, steps=steps)
     (replace(loaded, regressor=small) if isinstance(loaded, TableModel) else small).save(output)
@@ -121,15 +121,16 @@ def explain(
 
     from mpgelu.inspect import plot_attribution
     from mpgelu.storage.files import check_writable, write_atomically
+    from mpgelu.tables.model import load
 
     check_writable(output, model, data)
     if plot is not None:
         check_writable(plot, model, data)
         if plot.suffix.lower() not in _PICTURES or plot == output:
             raise InputError(f"--plot: wants another file that ends in {', '.join(_PICTURES)}, got {plot}")
-    loaded, table = _read(model, data, delimiter)
+    regressor, table = _read(load(model), data, delimiter)
     errors = None if input_std is None else _errors(input_std, list(table.columns))
-    frame = _attributed(loaded, table, errors)
+    frame = _attributed(regressor, table, errors)
     frame["row"] += 1  # as people count the lines of a file, and as the report does
     write_atomically(output, frame.to_csv(index=False))
     typer.echo(f"sources: {output}")
@@ -172,11 +173,11 @@ def _attributed(model: MPGELURegressor, table: pd.DataFrame, errors: list[float]
 def verify(
     model: Model,
     data: Table,
-    rows: Annotated[int, typer.Option(min=1, help="How many rows to look at, spread over the file.")] = 12,
+    rows: Annotated[int, typer.Option(min=1, help="Number of rows to check, spread over the file.")] = 12,
     draws: Annotated[
         int | None, typer.Option(min=100, help="Samples for each row. Default: 20000, or as needed.")
     ] = None,
-    networks: Annotated[int, typer.Option(min=1, help="How many networks to look at, by weight.")] = 3,
+    networks: Annotated[int, typer.Option(min=1, help="Number of networks to check, by weight.")] = 3,
     input_std: InputStd = None,
     delimiter: Delimiter = ",",
 ) -> None:
@@ -189,21 +190,22 @@ def verify(
     import numpy as np
 
     from mpgelu.inspect.audit import verify as audit
+    from mpgelu.tables.model import load
 
-    loaded, table = _read(model, data, delimiter)
+    regressor, table = _read(load(model), data, delimiter)
     chosen = np.unique(np.linspace(0, len(table) - 1, min(rows, len(table))).round().astype(int))
     errors = None if input_std is None else _errors(input_std, list(table.columns))
-    found = audit(loaded, table.iloc[chosen], draws=draws, networks=networks, input_std=errors)
+    found = audit(regressor, table.iloc[chosen], draws=draws, networks=networks, input_std=errors)
     typer.echo(f"{found}\n\n{found.words()}")
     if not found.passed:
         raise typer.Exit(1)
 
 
-def _read(model: Path, data: Path, delimiter: str) -> tuple[MPGELURegressor, pd.DataFrame]:
-    """Return a saved model, and its features read from a table.
+def _read(model: TableModel | MPGELURegressor, data: Path, delimiter: str) -> tuple[MPGELURegressor, pd.DataFrame]:
+    """Return the estimator of a model, and its features read from a table.
 
     Args:
-        model: File of an estimator or a table model; of the latter, the estimator is returned.
+        model: A table model, or an estimator.
         data: File of the table.
         delimiter: Delimiter of a CSV file.
 
@@ -216,23 +218,23 @@ def _read(model: Path, data: Path, delimiter: str) -> tuple[MPGELURegressor, pd.
     import pandas as pd
 
     from mpgelu.tables.cells import Cells
-    from mpgelu.tables.model import TableModel, load
+    from mpgelu.tables.model import TableModel
 
-    loaded, source = load(model), open_table(str(data), delimiter)
+    source = open_table(str(data), delimiter)
     frame = source.read()
-    if isinstance(loaded, TableModel):
+    if isinstance(model, TableModel):
         with source.located():
-            encoded = loaded.encoder.encode(frame)
+            encoded = model.encoder.encode(frame)
         notes = Notes()
         notes.add(encoded)
-        notes.tell(source.name)
-        return loaded.regressor, pd.DataFrame(encoded.X, columns=loaded.encoder.features)
-    names = list(getattr(loaded, "feature_names_in_", frame.columns[: loaded.n_features_in_]))
+        notes.print(source.name)
+        return model.regressor, pd.DataFrame(encoded.X, columns=model.encoder.features)
+    names = list(getattr(model, "feature_names_in_", frame.columns[: model.n_features_in_]))
     if missing := [name for name in names if name not in frame]:
         raise DataError(f"{data} has no column {missing[0]!r}; the model wants {', '.join(map(str, names))}")
     with source.located():
         features = pd.DataFrame({name: Cells.of(frame[name]).complete() for name in names})
-    return loaded, features
+    return model, features
 
 
 def _errors(text: str, names: list[str]) -> list[float]:
@@ -249,12 +251,12 @@ def _errors(text: str, names: list[str]) -> list[float]:
 
     errors = dict.fromkeys(names, 0.0)
     for part in text.split(","):
-        name, _, value = part.strip().partition("=")
+        name, sign, value = part.rpartition("=")  # a name may contain the sign, too
         try:
-            number = float(value)
+            number = float(value if sign else "")
         except ValueError:
             raise InputError(f"--input-std: wants pairs such as {names[0]}=0.1, got {part!r}") from None
-        if name not in errors:
+        if (name := name.strip()) not in errors:
             listed = ", ".join(names[:10]) + ", ..." * (len(names) > 10)
             raise InputError(f"--input-std: no feature {name!r}{closest(name, names) or f'; there are {listed}'}")
         errors[name] = number

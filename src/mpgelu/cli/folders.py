@@ -114,7 +114,7 @@ def predict_folder(model: Path, tables: Path, output: Path, asked: Asked, jobs: 
         notes.add(done.notes)
         with record.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"file": done.part.output.name, "of": done.part.of}) + "\n")
-    notes.tell(str(tables))
+    notes.print(str(tables))
     if changed:
         warn(f"{output}: {changed:,} were of other tables, another model or other options, and were made anew")
     before = f", {len(parts) - len(left):,} were done before" if len(left) < len(parts) else ""

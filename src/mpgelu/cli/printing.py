@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, which --help need not wait f
 
 def print_columns(encoder: TableEncoder) -> None:
     """Print how each column is encoded, or why it is not used."""
-    rows = {column.name: column.told for column in encoder.columns}
+    rows = {column.name: column.summary for column in encoder.columns}
     rows |= {name: f"not used: {reason}" for name, reason in encoder.dropped.items()}
     width = max(map(len, rows))
     for name, what in rows.items():

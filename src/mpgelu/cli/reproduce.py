@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from mpgelu.cli.shared import Command, Data, Seed, make_folder, numbers, print_table, uci_names
+from mpgelu.cli.shared import Command, Data, Seed, check_pages, make_folder, numbers, print_table, resumable, uci_names
 
 app = typer.Typer(
     help="""Repeat the experiments of the paper, and compare the results with the published ones.
@@ -38,6 +38,7 @@ def reproduce_toy(
 
     from mpgelu.research.paper.toy import TITLES, draw, run_toy, update_docs, write_summary
 
+    check_pages(docs=docs)
     make_folder(output)
     torch.set_num_threads(1)  # networks this small lose time to a second thread
     results = [run_toy(nonlinearity, epochs=epochs, seed=seed) for nonlinearity in TITLES]
@@ -76,7 +77,7 @@ def reproduce_uci(
         str | None,
         typer.Option(
             help="Run this variant instead of the paper's networks: relu_input (ReLU with dropout on the input alone), "
-            "gelu_input or gelu_hidden (GELU in the first layer). Its records stand beside those it is compared with."
+            "gelu_input or gelu_hidden (GELU in the first layer). Its records are a separate file in the same folder."
         ),
     ] = None,
     rate: Annotated[
@@ -113,13 +114,10 @@ def reproduce_uci(
         rate = 0.0 if variant in WITHOUT_DROPOUT else rate
         effort = Effort(splits, grid_splits, full_relu_splits, borrow_rate, epochs, rate)
         folder = None if data is None else str(data)
-        try:
+        with resumable(path):
             store = run(chosen, effort, path, data=folder, jobs=jobs, backend=backend, scheduler=scheduler)
             if variant is None:
                 measure_runtimes([cell for cell in chosen if cell.seed == 0], store, folder)
-        except KeyboardInterrupt:
-            typer.echo(f"stopped; what was finished is in {path}, the same command goes on from there", err=True)
-            raise typer.Exit(130) from None
     write_tables(records, output)
     typer.echo((output / "summary.md").read_text(encoding="utf-8"))
     typer.echo(f"tables: {output}")

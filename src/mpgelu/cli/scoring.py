@@ -41,8 +41,9 @@ def about(source: Source) -> Iterator[None]:
         with source.located():
             yield
     except DataError as error:
-        told = str(error)
-        raise DataError(told if source.name in told or "cannot write" in told else f"{source.name}: {told}") from error
+        message = str(error)
+        is_named = source.name in message or "cannot write" in message
+        raise DataError(message if is_named else f"{source.name}: {message}") from error
 
 
 def check_level(model: TableModel, level: float) -> None:

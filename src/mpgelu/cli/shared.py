@@ -37,6 +37,7 @@ Compact = Annotated[
     bool, typer.Option("--compact", help="Distill the ensemble into one network: smaller, predicts many times faster.")
 ]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="The same seed gives the same model.")]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="File written by mpgelu fit.")]
 Delimiter = Annotated[str, typer.Option(help="Between the cells of a CSV file; 'tab' for a tab.")]
 
 
@@ -145,7 +146,7 @@ class Notes:
         self.filled += other.filled
         self.far += other.far
 
-    def tell(self, name: str) -> None:
+    def print(self, name: str) -> None:
         """Print one warning for each kind of unusual cells.
 
         Args:
@@ -157,8 +158,8 @@ class Notes:
             (self.far, "are far outside the range that training had; predictions of these rows are guesses"),
         ):
             if counts:
-                listed = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(5))
-                warn(f"{name}: {sum(counts.values()):,} cells {what} ({listed})")
+                listed = ", ".join(f"{column} {count:,}" for column, count in counts.most_common(5))
+                warn(f"{name}: {counts.total():,} cells {what} ({listed})")
 
 
 def chosen(
@@ -226,15 +227,25 @@ def make_folder(folder: Path) -> None:
         raise InputError(f"--output: the folder {folder} cannot be written to; choose another")
 
 
-def check_page(option: str, path: Path | None) -> None:
-    """Raise an :class:`InputError` if the file that is to receive a table does not exist.
+def check_pages(**pages: Path | None) -> None:
+    """Raise an :class:`InputError` if a file that is to receive a table does not exist.
 
     Args:
-        option: Name of the option.
-        path: Its value.
+        **pages: The files by the names of their options; ``None`` for an option that is not given.
     """
-    if path is not None and not path.is_file():
-        raise InputError(f"--{option}: there is no file {path}; the table is written between marks that it holds")
+    for option, path in pages.items():
+        if path is not None and not path.is_file():
+            raise InputError(f"--{option}: there is no file {path}; the table is written between marks that it holds")
+
+
+@contextmanager
+def resumable(records: Path) -> Iterator[None]:
+    """Return a context in which Ctrl-C ends the command with a message that the finished results are recorded."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"stopped; what was finished is in {records}, the same command goes on from there", err=True)
+        raise typer.Exit(130) from None
 
 
 def rows_progress(*, counts_parts: bool = False, hidden: bool = False) -> Progress:

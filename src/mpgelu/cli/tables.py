@@ -7,6 +7,7 @@ The docstring of a command is its help text. Modules that import torch are impor
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from mpgelu.cli.scoring import about, check_level, load_model, predicted
 from mpgelu.cli.shared import (
     Compact,
     Delimiter,
+    Model,
     Notes,
     Seed,
     left_out,
@@ -50,8 +52,6 @@ class Missing(StrEnum):
 
 
 Table = Annotated[str, typer.Argument(metavar="TABLE", help="CSV or Parquet file, or a folder of Parquet; - is stdin.")]
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="File written by mpgelu fit.")]
-MaybeModel = Annotated[Path | None, typer.Argument(metavar="MODEL", help="File written by mpgelu fit.")]
 Level = Annotated[float, typer.Option(help="Probability of the intervals.")]
 
 
@@ -121,11 +121,6 @@ def fit(
             fit_read(source, target, output, compact, seed, settings, **asked, **shares)
         else:
             fit_streamed(files, target, output, compact, seed, settings, **asked, **shares)
-    _print_next(output)
-
-
-def _print_next(output: Path) -> None:
-    """Print the file of a trained model, and the command that uses it."""
     typer.echo(f"\nmodel: {output} ({output.stat().st_size / 1e6:.2f} MB)")
     typer.echo(f"next:  mpgelu predict {output} TABLE -o predictions.csv")
 
@@ -175,7 +170,7 @@ def predict(
         for part in parts:
             sink.write(predicted(fitted, part, level, keep or [], prefix, notes))
             rows += len(part)
-    notes.tell(source.name)
+    notes.print(source.name)
     if sink.path is not None:
         typer.echo(f"{rows:,} row{'s' * (rows != 1)}: {sink.path}")
 
@@ -204,7 +199,8 @@ def evaluate(
     typer.echo(f"{source.name}: {len(evaluation.actual):,} rows, target {fitted.target}")
     scores = print_scores(fitted, evaluation, level)
     if output is not None:
-        write_atomically(output, json.dumps({"rows": len(evaluation.actual), "level": level, **scores}, indent=1))
+        known = {of: {name: v if math.isfinite(v) else None for name, v in part.items()} for of, part in scores.items()}
+        write_atomically(output, json.dumps({"rows": len(evaluation.actual), "level": level, **known}, indent=1))
 
 
 def report(
@@ -236,7 +232,9 @@ def report(
     typer.echo(f"report: {output} ({output.stat().st_size / 1e6:.1f} MB); open it in a browser")
 
 
-def info(model: MaybeModel = None) -> None:
+def info(
+    model: Annotated[Path | None, typer.Argument(metavar="MODEL", help="File written by mpgelu fit.")] = None,
+) -> None:
     """Print what a model predicts, from which columns, and how it was trained; without a model, what is installed.
 
     Example: mpgelu info houses.mpgelu
@@ -332,7 +330,7 @@ def _evaluated(
             found.append(model.evaluate(encoded, actual, level))
     if not found:
         raise DataError(f"no row has a target {model.target!r}; there is nothing to compare with")
-    notes.tell(source.name)
+    notes.print(source.name)
     if unknown:
         warn(f"{source.name}: {left_out(unknown, model.target)}")
     return Evaluation.concatenate(found)

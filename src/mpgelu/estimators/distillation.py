@@ -27,7 +27,7 @@ from mpgelu.networks import Stack
 
 Array = NDArray[np.float64]
 
-COMPACT = "compact network"  # name of its kind in kind_weights_
+COMPACT = "compact network"  # name of the distilled network in kind_weights_
 
 _STEPS, _MOST_STEPS = 2_400, 20_000  # number of steps for up to _FEW_ROWS rows, and at most
 _FEW_ROWS, _GROWTH = 300, 0.4  # exponent of the growth of the steps with the rows beyond _FEW_ROWS

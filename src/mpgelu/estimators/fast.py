@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpgelu import native
-from mpgelu.estimators.gaussian_process import GaussianProcess
+from mpgelu.estimators.gaussian_process import PROCESS_STATE, GaussianProcess
 from mpgelu.estimators.noise import LEAST_SHARE, LEAST_SPREAD, LIMIT, OWN_RANGE, STEEPEST, NoiseHead
 from mpgelu.likelihoods import NoisePart
 from mpgelu.likelihoods.outputs import LOG_VARIANCE, MEAN
@@ -220,14 +220,14 @@ class _Head:
             log_variance: Receives the log-variance, ``(rows,)``.
         """
         (rows, n), heads = features.shape, self.networks.flat.shape[0]
-        told = features.new_empty(self.folds * rows, n + 3)
-        said = features.new_empty(heads, self.folds * rows, 1)
-        inputs = (features, outputs, self.weights, *self.given, told)
-        results = (said, outputs, self.weights, self.settings, log_variance)
+        inputs = features.new_empty(self.folds * rows, n + 3)
+        predicted = features.new_empty(heads, self.folds * rows, 1)
+        before = (features, outputs, self.weights, *self.given, inputs)
+        after = (predicted, outputs, self.weights, self.settings, log_variance)
         return [
-            native.bound("ensemble_told", (rows, n, self.kinds, self.folds, self.groups), inputs),
-            plain.bound_networks(self.networks, told, said),
-            native.bound("ensemble_noise", (rows, self.kinds, self.folds, heads, self.groups), results),
+            native.bound("ensemble_told", (rows, n, self.kinds, self.folds, self.groups), before),
+            plain.bound_networks(self.networks, inputs, predicted),
+            native.bound("ensemble_noise", (rows, self.kinds, self.folds, heads, self.groups), after),
         ]
 
 
@@ -299,7 +299,7 @@ def _process_of(stack: Stack) -> dict[str, Tensor] | None:
 
 def _process(state: dict[str, Tensor], places: slice) -> Bind:
     """Return the calls of a Gaussian process at a position in the ensemble."""
-    held = [state[name].contiguous() for name in ("weight", "points", "center", "scale", "limit", "kernel")]
+    held = [state[name].contiguous() for name in PROCESS_STATE]
     log_variance = float(GaussianProcess.log_noise_variance(state["kernel"]))
 
     def bind(z: Tensor, outputs: Array) -> list[Call]:

@@ -22,6 +22,7 @@ from mpgelu.networks.batched import batched
 if TYPE_CHECKING:
     from mpgelu.estimators.recipe.folds import Folds
 
+PROCESS_STATE = ("weight", "points", "center", "scale", "limit", "kernel")  # in the order of the compiled kernel
 _JITTER = 1e-6  # smallest variance of the noise
 _FARTHEST = 8.0  # standard deviations at which features are clipped
 _ROWS_OF_SEARCH, _STEPS_OF_SEARCH = 500, 60  # rows and iterations of the estimation of the kernel
@@ -109,7 +110,7 @@ def _outputs(limited: Tensor, state: Mapping[str, Tensor]) -> Tensor:
 
 def _mean(limited: Tensor, state: Mapping[str, Tensor]) -> Tensor:
     """Return the posterior mean ``(*batch,)``, by the compiled kernel if it is applicable."""
-    held = [state[name] for name in ("weight", "points", "center", "scale", "limit", "kernel")]
+    held = [state[name] for name in PROCESS_STATE]
     fixed = not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in (limited, *held))
     if fixed and limited.dim() == 2 and can_take(limited, *held, dtype=torch.float64):
         return process_mean(limited, *held)

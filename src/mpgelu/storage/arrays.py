@@ -25,10 +25,10 @@ from mpgelu.storage.schema import checked
 
 FORMAT = 2  # raised when a file can no longer be read by older versions of this library
 _KEY = "mpgelu"
-_LENGTH = 8  # bytes of the header's length
+_LENGTH = 8  # number of bytes that contain the length of the header
 _METADATA = '{"__metadata__":'
 _OPENING = f'{_METADATA}{{"checksum":"'.encode()
-_START = _LENGTH + len(_OPENING)  # of the checksum
+_START = _LENGTH + len(_OPENING)  # position of the checksum
 _NO_CHECKSUM = b"0" * 64
 _LONGEST_LIST = 2**20  # characters of the header that list the tensors: about ten thousand of them
 _DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool)
@@ -153,7 +153,7 @@ def _checksum(content: bytes) -> bytes:
 
 
 def _metadata(content: bytes) -> dict[str, str]:
-    """The metadata at the start of the header; the length of what follows is bounded, and its content not parsed.
+    """Return the metadata at the start of the header; the rest is bounded in length, and not parsed.
 
     Raises:
         ValueError: The header is missing or truncated, or lists too many tensors.

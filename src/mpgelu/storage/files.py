@@ -7,11 +7,13 @@ import os
 import platform
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from mpgelu.errors import DataError, InputError
 
-_HOST = platform.node() or "localhost"  # folders may be shared by computers, whose processes have the same numbers
+_HOST = platform.node() or "localhost"  # computers that share a folder have processes of the same numbers
 
 
 def write_between(path: Path, name: str, text: str) -> None:
@@ -41,7 +43,7 @@ def is_special(path: Path) -> bool:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file under a temporary name and rename it, so that readers see the old or the new version as a whole.
 
-    Missing folders are created. A symbolic link stays, and its target is replaced.
+    Folders, links and devices are treated as in :func:`replacing`.
 
     Args:
         path: File to write.
@@ -50,29 +52,45 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     Raises:
         DataError: The file cannot be written; an older version is left unchanged.
     """
-    content = content.encode() if isinstance(content, str) else content
-    target = path.resolve()  # what a link points to is replaced, not the link
-    beside = beside_its_place(target)
+    with replacing(path) as place, place.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        if place != path:  # a device cannot be synchronised
+            os.fsync(file.fileno())  # or a power cut could leave the new name with nothing in it
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Return a context with a temporary path for the new version of a file, which is renamed when the context ends.
+
+    An error in the context removes the new version and leaves the old one unchanged. Missing folders are created. A
+    symbolic link stays, and its target is replaced. The path of a device or a pipe is returned as it is.
+
+    Args:
+        path: The file to replace.
+
+    Raises:
+        DataError: The file cannot be written.
+    """
     try:
         if is_special(path):
-            path.write_bytes(content)
+            yield path
             return
+        target = path.resolve()
+        temporary = temporary_path(target)
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(target.parent, glob.escape(target.name))
         try:
-            with beside.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())  # or a power cut could leave the new name with nothing in it
-            beside.replace(target)
+            yield temporary
+            temporary.replace(target)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def beside_its_place(path: Path) -> Path:
-    """Return a hidden temporary name in the same folder, unique to this computer, process and thread."""
+def temporary_path(path: Path) -> Path:
+    """Return a hidden name in the folder of a file, unique to this computer, process and thread."""
     return path.with_name(f".{path.name}.{_HOST}.{os.getpid()}.{threading.get_ident()}")
 
 
@@ -83,10 +101,10 @@ def remove_abandoned(folder: Path, pattern: str) -> None:
         folder: Folder of the files.
         pattern: Glob pattern of the names of the final files.
     """
-    for beside in folder.glob(f".{pattern}.{glob.escape(_HOST)}.*.*"):
-        process, thread = beside.name.split(".")[-2:]
+    for temporary in folder.glob(f".{pattern}.{glob.escape(_HOST)}.*.*"):
+        process, thread = temporary.name.split(".")[-2:]
         if process.isdigit() and thread.isdigit() and not _is_running(int(process)):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def check_writable(path: Path, *inputs: str | Path) -> None:
@@ -127,6 +145,6 @@ def _is_running(process: int) -> bool:
         os.kill(process, 0)  # sends nothing
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # of another user
-        return True
+    except PermissionError:  # the process of another user
+        pass
     return True

@@ -11,14 +11,14 @@ from torch import Tensor
 from mpgelu.errors import DataError, InputError
 
 _PLAIN = (str, int, float, bool, type(None))
-_HELD = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # by a type of a file that keeps every value
+_HELD = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # dtype in the file, which represents every value
 _HELD |= dict.fromkeys((torch.uint8, torch.int8, torch.int16, torch.int32), torch.int64)
 _HELD |= {dtype: dtype for dtype in (torch.float32, torch.float64, torch.int64, torch.bool)}
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _HELD}
 
 
 def pack(value: Any, name: str) -> tuple[dict[str, Tensor], Any]:
-    """Take a nested value apart into tensors of the types that files hold, and JSON.
+    """Separate a nested value into tensors of the dtypes that files support, and JSON for the rest.
 
     Args:
         value: Dictionaries, lists and tuples of numbers, texts, ``None`` and tensors.
@@ -28,7 +28,7 @@ def pack(value: Any, name: str) -> tuple[dict[str, Tensor], Any]:
         Copies of the tensors by number, on the CPU, and JSON for :func:`unpack`.
 
     Raises:
-        InputError: Something else is in it.
+        InputError: The value contains an object of another type.
 
     Example:
         >>> arrays, text = pack({"betas": (0.9, 0.99), "state": {0: torch.ones(2)}}, "the optimiser")
@@ -56,10 +56,14 @@ def pack(value: Any, name: str) -> tuple[dict[str, Tensor], Any]:
 
 
 def unpack(arrays: Mapping[str, Tensor], text: Any) -> Any:
-    """Put together what :func:`pack` took apart.
+    """Return the value that :func:`pack` has separated.
+
+    Args:
+        arrays: The tensors.
+        text: The JSON.
 
     Raises:
-        DataError: It is something else.
+        DataError: The JSON is not of the form that :func:`pack` returns.
     """
     if isinstance(text, list):
         return [unpack(arrays, item) for item in text]

@@ -79,15 +79,13 @@ def checked(value: Any, schema: Any, name: str) -> Any:
     """
     if isinstance(schema, Optional):
         return value if schema.null and value is None else checked(value, schema.schema, name)
+    fits = True
     if isinstance(schema, tuple):
-        if not any(type(value) is type(choice) and value == choice for choice in schema):
-            raise _wrong(value, " or ".join(map(repr, schema)), name)
+        fits = any(type(value) is type(choice) and value == choice for choice in schema)
     elif isinstance(schema, Either):
-        if not any(_matches(value, choice) for choice in schema.schemas):
-            raise _wrong(value, " or ".join(map(_words, schema.schemas)), name)
+        fits = any(_matches(value, choice) for choice in schema.schemas)
     elif isinstance(schema, Count):
-        if not schema.least <= _of(int, value, name) <= schema.most:
-            raise _wrong(value, f"between {schema.least:,} and {schema.most:,}", name)
+        fits = schema.least <= _of(int, value, name) <= schema.most
     elif isinstance(schema, list):
         items = _of(list, value, name)
         if len(schema) > 1 and len(items) != len(schema):
@@ -98,6 +96,8 @@ def checked(value: Any, schema: Any, name: str) -> Any:
         _check_fields(_of(dict, value, name), schema, name)
     else:
         _of(schema, value, name)
+    if not fits:
+        raise _wrong(value, _words(schema), name)
     return value
 
 
@@ -114,11 +114,13 @@ def _words(schema: Any) -> str:
     """Return a schema in words."""
     if isinstance(schema, tuple):
         return " or ".join(map(repr, schema))
-    if isinstance(schema, list):
-        return f"a list, each item {_words(schema[0])}"
     if isinstance(schema, Either):
         return " or ".join(map(_words, schema.schemas))
-    return _WORDS.get(schema, "fields")
+    if isinstance(schema, Count):
+        return f"between {schema.least:,} and {schema.most:,}"
+    if isinstance(schema, list):
+        return f"a list, each item {_words(schema[0])}"
+    return _WORDS[dict if isinstance(schema, Mapping) else schema]
 
 
 def _check_fields(value: Mapping[str, Any], schema: Mapping[Any, Any], name: str) -> None:
@@ -140,7 +142,7 @@ def _of(wanted: type, value: Any, name: str) -> Any:
         kind = list if type(value) is tuple else type(value)  # a tuple is a list to JSON
         fits = wanted in (object, kind)  # true is an int to Python, and not here
     if not fits:
-        raise _wrong(value, _WORDS.get(wanted, wanted.__name__), name)
+        raise _wrong(value, _WORDS[wanted], name)
     return value
 
 

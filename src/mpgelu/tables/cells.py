@@ -24,8 +24,8 @@ _DATE = re.compile(
 )
 _COMMA_NUMBER = re.compile(r"[-+]?\d+(,\d+)+(\.\d+)?|[-+]?\d+(\.\d{3})+,\d+")
 _SIGNED_NUMBER = re.compile(r"[-+]?[$€£¥] ?\d[\d,]*(\.\d+)?|[-+]?\d[\d,]*(\.\d+)? ?[%$€£¥]")
-_COMMA = "{} has a comma; write decimals with a point, and thousands without a separator"
-_SIGN = "{} is a number with a sign of its unit; write the number alone"
+_COMMA = "has a comma; write decimals with a point, and thousands without a separator"
+_SIGN = "is a number with a sign of its unit; write the number alone"
 _EXAMPLES = 200
 
 
@@ -99,10 +99,10 @@ class Cells:
         Raises:
             CellError: A cell is a word, or a number too large to compute with.
         """
-        if (words := np.flatnonzero(self.words)).size:
-            raise self.error(words, _why_no_number(str(self.text.iloc[words[0]])))
-        if (large := np.flatnonzero(np.abs(self.values) > LARGEST)).size:
-            raise self.error(large, "{} is infinite or too large; put a finite number there, or leave out the row")
+        if self.words.any():
+            raise self.error(self.words, _why_no_number(str(self.text[self.words].iloc[0])))
+        if (large := np.abs(self.values) > LARGEST).any():
+            raise self.error(large, "is infinite or too large; put a finite number there, or leave out the row")
         return self.values
 
     def complete(self) -> NDArray[np.float64]:
@@ -118,7 +118,7 @@ class Cells:
     def check_complete(self, remedy: str) -> None:
         """Raise a :class:`CellError` that offers a remedy if a cell is missing."""
         if self.missing.any():
-            row = int(self.rows[np.flatnonzero(self.missing)[0]])
+            row = int(self.rows[np.argmax(self.missing)])
             raise CellError(f"missing value; fill it in, or {remedy}", self.name, row)
 
     def targets(self) -> NDArray[np.float64]:
@@ -144,15 +144,15 @@ class Cells:
         text = self.text if self.text.dtype == "str" else self.text.astype(object).astype("str")
         return text.where(~self.missing, "")
 
-    def error(self, positions: NDArray[np.int64], problem: str) -> CellError:
-        """Return the error for the first of the given cells.
+    def error(self, wrong: NDArray[np.bool_], problem: str) -> CellError:
+        """Return the error for the first invalid cell.
 
         Args:
-            positions: Positions of the cells in the column.
-            problem: What is wrong with them.
+            wrong: Whether each cell is invalid, ``(rows,)``; at least one is.
+            problem: What is wrong with it, as the predicate of a sentence whose subject is the cell.
         """
-        first = int(positions[0])
-        return CellError(problem.format(repr(str(self.text.iloc[first]))), self.name, int(self.rows[first]))
+        first = int(np.argmax(wrong))
+        return CellError(f"{str(self.text.iloc[first])!r} {problem}", self.name, int(self.rows[first]))
 
     def date_error(self, example: str) -> CellError:
         """Return the error for a column of dates, with one of them as an example."""
@@ -166,25 +166,23 @@ class Cells:
         """Check that a column of words was probably meant as categories.
 
         Raises:
-            CellError: The cells are dates, are numbers with commas or signs, or are words among numbers.
+            CellError: The words are dates, or numbers with commas or signs.
         """
         words = self.text[self.words]
         examples = words.drop_duplicates().head(_EXAMPLES)
         if _mostly(examples, _DATE):
             raise self.date_error(str(words.iloc[0]))
         if _mostly(examples, _COMMA_NUMBER):
-            raise self.error(np.flatnonzero(self.words), _COMMA)
+            raise self.error(self.words, _COMMA)
         if _mostly(examples, _SIGNED_NUMBER):
             names = f", or give `categorical` {self.name!r} if these are names"
-            raise self.error(np.flatnonzero(self.words), _SIGN + names)
-        if 2 * len(words) < np.sum(~self.missing):
-            raise self.among_numbers()
+            raise self.error(self.words, _SIGN + names)
 
     def among_numbers(self) -> CellError:
         """Return the error for a word in a column of numbers."""
         return self.error(
-            np.flatnonzero(self.words),
-            "{} is not a number, as most of this column are; "
+            self.words,
+            "is not a number, as most of this column are; "
             f"correct the cell, or give `categorical` {self.name!r} if these are names",
         )
 
@@ -193,7 +191,7 @@ def _why_no_number(text: str) -> str:
     """Return the reason why a text is not read as a number."""
     if _COMMA_NUMBER.fullmatch(text):
         return _COMMA
-    return _SIGN if _SIGNED_NUMBER.fullmatch(text) else "{} is not a number"
+    return _SIGN if _SIGNED_NUMBER.fullmatch(text) else "is not a number"
 
 
 def _mostly(examples: pd.Series[Any], pattern: re.Pattern[str]) -> bool:

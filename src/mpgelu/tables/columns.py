@@ -17,7 +17,7 @@ Matrix = NDArray[np.float64]
 
 _MOST_CATEGORIES = 50
 _MOST_REMEMBERED = 10_000  # categories that are stored, to distinguish new categories from rare ones
-COUNTED_ROWS = 100  # rows from which on distinct integers suggest a column of row numbers
+COUNTED_ROWS = 100  # smallest number of rows for which distinct integers suggest row numbers
 FEWEST_OF_KIND = 3  # cells of a category, or missing cells, that a feature of its own requires
 
 
@@ -64,8 +64,8 @@ class Numeric:
         return [self.name, *[f"{self.name} missing"] * self.indicator]
 
     @property
-    def told(self) -> str:
-        """Description of the encoding, for the user."""
+    def summary(self) -> str:
+        """Description of the encoding that is printed for the user."""
         hint = "; whole and never the same: a number of the row? then drop it"
         return "number" + ", some missing" * self.indicator + hint * self.counts
 
@@ -119,8 +119,8 @@ class Categorical:
         return names + [f"{self.name} other"] * self.other + [f"{self.name} missing"] * self.indicator
 
     @property
-    def told(self) -> str:
-        """Description of the encoding, for the user."""
+    def summary(self) -> str:
+        """Description of the encoding that is printed for the user."""
         count = len(self.categories)
         others = " and others" * self.other + ", some missing" * self.indicator
         return f"{count} {'category' if count == 1 else 'categories'}{others}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from mpgelu.errors import DataError, InputError
-from mpgelu.tables.source import ROWS_AT_ONCE, Source, reason, to_frame
+from mpgelu.tables.source import PARQUET, ROWS_AT_ONCE, Source, columns_of, naming, to_frame
 
 _ENDINGS = (".parquet", ".parq", ".pq")
 _MOST_OPEN = 16  # largest number of row groups that are interleaved
@@ -109,8 +108,8 @@ class Dataset(Source):
             DataError: A file cannot be read.
         """
         waiting = [self.groups[at] for at in generator.permutation(len(self.groups))]
-        sizes = [group.size for group in self.groups]
-        open_at_once = int(np.clip(_BYTES_OPEN / max(1, *sizes, 1), 2, _MOST_OPEN))
+        largest = max(group.size for group in self.groups)
+        open_at_once = int(np.clip(_BYTES_OPEN / max(1, largest), 2, _MOST_OPEN))
         opened: list[Iterator[pd.DataFrame]] = []
         with self.located():
             while waiting or opened:
@@ -126,7 +125,7 @@ class Dataset(Source):
     def _read(self, group: RowGroup, rows: int) -> Iterator[pd.DataFrame]:
         """Yield the rows of one row group in parts of at most ``rows`` rows."""
         start = group.first
-        try:
+        with naming(group.file):
             batches = group.fragment.to_batches(
                 schema=self.schema,
                 batch_size=rows,
@@ -139,8 +138,6 @@ class Dataset(Source):
                 if batch.num_rows:
                     yield to_frame(batch, start)
                 start += batch.num_rows
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"cannot read {group.file}: {reason(error)}") from error
         if start != group.first + group.rows:
             raise DataError(f"cannot read {group.file}: {start - group.first} rows where {group.rows} should be")
 
@@ -157,7 +154,7 @@ def is_parquet(path: Path) -> bool:
     if not path.is_file():
         return path.is_dir()
     with path.open("rb") as stream:
-        return stream.read(4) == b"PAR1"
+        return stream.read(len(PARQUET)) == PARQUET
 
 
 def _opened(path: Path) -> ds.Dataset:
@@ -175,17 +172,8 @@ def _opened(path: Path) -> ds.Dataset:
         if not files:
             raise DataError(f"{path} holds no Parquet file (name.parquet); write the table there as Parquet")
     base = str(path if path.is_dir() else path.parent)
-    with _naming(str(files[0])):  # Arrow takes the schema from the first file, and opens the others later
+    with naming(str(files[0])):  # Arrow takes the schema from the first file, and opens the others later
         return ds.dataset(list(map(str, files)), format="parquet", partitioning="hive", partition_base_dir=base)
-
-
-@contextmanager
-def _naming(file: str) -> Iterator[None]:
-    """Return a context in which errors of Arrow become a :class:`DataError` that names the file."""
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"cannot read {file}: {reason(error)}") from error
 
 
 def _surveyed(dataset: ds.Dataset, name: str) -> tuple[pa.Schema, list[RowGroup]]:
@@ -205,17 +193,17 @@ def _surveyed(dataset: ds.Dataset, name: str) -> tuple[pa.Schema, list[RowGroup]
     if not fragments:
         raise DataError(f"{name} has no files")
     groups: list[RowGroup] = []
-    schema, first_file, first = fragments[0].physical_schema, "", 0
+    schema, first_file, first = columns_of(fragments[0].physical_schema), "", 0
     for fragment in fragments:
         file = str(getattr(fragment, "path", "")) or name
-        with _naming(file):
-            schema = _joined(schema, fragment.physical_schema, file, first_file or file)
+        with naming(file):
+            schema = _joined(schema, columns_of(fragment.physical_schema), file, first_file or file)
             first_in_file = 0
             for part, rows, size in _units(fragment):
                 groups.append(RowGroup(part, file, first, first_in_file, rows, size))
                 first, first_in_file = first + rows, first_in_file + rows
         first_file = first_file or file
-    folders = [field for field in dataset.schema if field.name not in schema.names]
+    folders = [field for field in columns_of(dataset.schema) if field.name not in schema.names]
     return pa.schema([*schema, *folders]), groups
 
 
@@ -260,4 +248,4 @@ def _joined(schema: pa.Schema, other: pa.Schema, file: str, first_file: str) -> 
                 f"{file}: the column {field.name!r} is of type {other.field(field.name).type}, and in {first_file} of "
                 f"{field.type}; write all files with the same types"
             ) from error
-    return pa.unify_schemas([schema.remove_metadata(), other.remove_metadata()], promote_options="permissive")
+    return pa.unify_schemas([schema, other], promote_options="permissive")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -63,9 +63,8 @@ class TableEncoder:
 
         Raises:
             CellError: A column consists of dates, has words among its numbers, or an infinite number.
+            InputError: ``missing`` is neither of the two.
         """
-        if missing not in get_args(Missing):
-            raise InputError(f"`missing`: must be 'impute' or 'error', got {missing!r}")
         frame = with_plain_names(frame)
         survey = Survey(list(map(str, frame)), missing=missing, categorical=set(categorical), drop=set(drop))
         survey.add(frame)
@@ -117,7 +116,7 @@ class TableEncoder:
 
     @classmethod
     def from_description(cls, about: Mapping[str, Any]) -> Self:
-        """Return the encoder that :meth:`described` has described.
+        """Return the encoder of a description that :meth:`described` has returned.
 
         Raises:
             DataError: The description is not that of an encoder.
@@ -128,7 +127,7 @@ class TableEncoder:
             kind = checked(described.get("kind"), tuple(_COLUMN), "the kind of a column")
             checked(described, _COLUMN[kind], "a column")
             parts = {name: value for name, value in described.items() if name != "kind"}
-            if described["kind"] == "numeric":
+            if kind == "numeric":
                 columns.append(Numeric(**parts))
             else:
                 rare = parts.get("rare", None if parts["other"] else ())  # not in files of earlier versions
@@ -178,7 +177,7 @@ _COLUMN: dict[str, dict[str, Any]] = {
 def check_encoder(encoder: TableEncoder, target: str) -> None:
     """Raise a :class:`DataError` if no column is left to predict the target from."""
     if not encoder.columns and not encoder.dropped:
-        raise DataError(f"no column beside the target {target!r}; a model needs something to predict from")
+        raise DataError(f"no column besides the target {target!r}; a model needs something to predict from")
     if not encoder.columns:
         reasons = "; ".join(f"{name!r} {reason}" for name, reason in encoder.dropped.items())
         raise DataError(f"no column is left to predict from: {reasons}")

@@ -38,7 +38,7 @@ OUTPUTS = ("mean", "stddev", "epistemic_std", "aleatoric_std", "lower", "upper")
 _ROWS_AT_ONCE = 256
 # Components for each network: intervals are accurate to 1e-4 standard deviations in a third of the time of 32 nodes.
 _NODES = 8
-_TOLERANCE = 1e-5  # probability by which the ends of an interval may be off
+_TOLERANCE = 1e-5  # largest error of the distribution function at the ends of an interval
 
 Array = NDArray[np.float64]
 
@@ -133,11 +133,8 @@ class TableModel:
             compact: As in :meth:`fit`.
             **settings: As in :meth:`fit`.
         """
-        regressor = MPGELURegressor(**settings).fit_stream(table, spent=table.seconds)
-        if compact:
-            regressor = regressor.distill(verbose=bool(settings.get("verbose")))
-        if len(table.calibration.y):
-            regressor.calibrate(table.calibration.X, table.calibration.y)
+        fitted = MPGELURegressor(**settings).fit_stream(table, spent=table.seconds)
+        regressor = _completed(fitted, compact, table.calibration.X, table.calibration.y)
         return cls(table.target_name, table.encoder, regressor, table.rows)
 
     @classmethod
@@ -165,12 +162,8 @@ class TableModel:
         """
         X = encoder.encode(known).X
         held, kept = split("calibrate", len(y), calibrate, settings.get("random_state"))
-        regressor = MPGELURegressor(**settings).fit(X[kept], y[kept])
-        if compact:
-            regressor = regressor.distill(verbose=bool(settings.get("verbose")))
-        if len(held):
-            regressor.calibrate(X[held], y[held])
-        return cls(target, encoder, regressor, len(kept))
+        fitted = MPGELURegressor(**settings).fit(X[kept], y[kept])
+        return cls(target, encoder, _completed(fitted, compact, X[held], y[held]), len(kept))
 
     def distill(self, rows: pd.DataFrame | Encoded | None = None, **settings: Any) -> Self:
         """Return the same model with one network in place of the ensemble; see :meth:`MPGELURegressor.distill`.
@@ -287,6 +280,20 @@ class TableModel:
             yield at, p, self.regressor.interval_of(p, level, _TOLERANCE)
 
 
+def _completed(regressor: MPGELURegressor, compact: bool, X: Array, y: Array) -> MPGELURegressor:
+    """Return a fitted regressor, distilled if ``compact``, and calibrated if there are rows for it.
+
+    Args:
+        regressor: The fitted regressor.
+        compact: Whether the ensemble is distilled into one network.
+        X: Features of the calibration rows, ``(rows, n)``.
+        y: Their targets, ``(rows,)``.
+    """
+    if compact:
+        regressor = regressor.distill(verbose=bool(regressor.verbose))
+    return regressor.calibrate(X, y) if len(y) else regressor
+
+
 @parts_of.register
 def _(model: TableModel, caller: str, **_: Any) -> Parts:
     parts = parts_of(model.regressor, caller, features=model.encoder.features)
@@ -328,8 +335,6 @@ def _from_description(arrays: dict[str, Tensor], about: dict[str, Any]) -> MPGEL
     wanted = {"target": str, "rows": Count(), "encoder": dict, "version": Optional(str)}
     table = checked(about["table"], wanted, "the table")
     encoder = TableEncoder.from_description(table["encoder"])
-    if len(encoder.features) != regressor.n_features_in_:
-        raise DataError(
-            f"its columns give {len(encoder.features)} features, its networks take {regressor.n_features_in_}"
-        )
+    if (count := len(encoder.features)) != regressor.n_features_in_:
+        raise DataError(f"its columns give {count} features, its networks take {regressor.n_features_in_}")
     return TableModel(table["target"], encoder, regressor, table["rows"])

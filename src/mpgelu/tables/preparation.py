@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import numpy as np
 import pandas as pd
@@ -40,18 +40,38 @@ def prepare(
     Raises:
         DataError: The table lacks a named column, or cannot be learned from.
     """
-    names = list(map(str, known))
-    for name in (*categorical, *drop):
-        check_column(name, names)
-    if target in drop:
-        raise InputError(f"`drop`: {target!r} is the target")
+    check_columns(list(map(str, known)), target, categorical, drop)
     if len(y) < FEWEST_ROWS:
         raise DataError(f"{len(y)} row{'s' * (len(y) != 1)} with a target; a model needs at least {FEWEST_ROWS}")
-    if np.ptp(y) == 0:
-        raise DataError(f"the target {target!r} is {y[0]:g} in every row; there is nothing to predict")
+    check_varies(target, y.min(), y.max())
     encoder = TableEncoder.learn(known.drop(columns=target), missing=missing, categorical=categorical, drop=drop)
     check_encoder(encoder, target)
     return encoder
+
+
+def check_columns(names: list[str], target: str, categorical: Iterable[str], drop: Collection[str]) -> None:
+    """Check the columns that the user has named.
+
+    Args:
+        names: Names of all columns of the table.
+        target: Name of the column to predict.
+        categorical: As in :meth:`TableModel.fit`.
+        drop: As in :meth:`TableModel.fit`.
+
+    Raises:
+        DataError: The table lacks one of them.
+        InputError: The target is to be dropped.
+    """
+    for name in (target, *categorical, *drop):
+        check_column(name, names)
+    if target in drop:
+        raise InputError(f"`drop`: {target!r} is the target")
+
+
+def check_varies(target: str, lowest: float, highest: float) -> None:
+    """Raise a :class:`DataError` if the smallest and the largest value of the target are equal."""
+    if lowest == highest:
+        raise DataError(f"the target {target!r} is {lowest:g} in every row; there is nothing to predict")
 
 
 def read_target(frame: pd.DataFrame, target: str) -> tuple[pd.DataFrame, Array]:

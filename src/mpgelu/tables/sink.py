@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +12,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mpgelu.errors import DataError, InputError
-from mpgelu.storage.files import beside_its_place, check_writable, is_special, remove_abandoned
+from mpgelu.errors import InputError
+from mpgelu.storage.files import check_writable, replacing
 
-_NUMBER = "%.8g"
+_NUMBER = "%.8g"  # format of floating-point numbers in CSV
 _ENDINGS = ("", ".csv", ".txt", ".parquet")
 
 
@@ -54,24 +53,8 @@ class Sink:
             self._text.flush()
             return
         check_writable(self.path)
-        if is_special(self.path):
-            try:
-                with self._to_file(self.path):
-                    yield self
-            except OSError as error:
-                raise DataError(f"cannot write {self.path}: {error.strerror or error}") from error
-            return
-        path = self.path.resolve()
-        remove_abandoned(path.parent, glob.escape(path.name))
-        beside = beside_its_place(path)
-        try:
-            with self._to_file(beside):
-                yield self
-            beside.replace(path)
-        except OSError as error:
-            raise DataError(f"cannot write {self.path}: {error.strerror or error}") from error
-        finally:
-            beside.unlink(missing_ok=True)
+        with replacing(self.path) as place, self._to_file(place):
+            yield self
 
     def write(self, part: pd.DataFrame) -> None:
         """Append rows.
@@ -87,7 +70,7 @@ class Sink:
 
     @contextmanager
     def _to_file(self, path: Path) -> Iterator[None]:
-        """Open a hidden file for the context, and rename it at the end."""
+        """Return a context in which parts are written to a file, in the format of the extension of the final one."""
         if self.path is not None and self.path.suffix.lower() == ".parquet":
             self._place = path
             try:

@@ -23,10 +23,11 @@ from mpgelu.errors import DataError, closest
 from mpgelu.tables.cells import CellError
 
 ROWS_AT_ONCE = 8192
-_PARQUET, _GZIP, _ZIP = b"PAR1", b"\x1f\x8b", b"PK\x03\x04"
+PARQUET, _GZIP, _ZIP = b"PAR1", b"\x1f\x8b", b"PK\x03\x04"  # first bytes of a file
 _DELIMITERS = (";", "\t", "|", ",")
 _HEADER_BYTES = 4096
-_RAGGED = re.compile(r"Expected (?P<wanted>\d+) fields in line (?P<line>\d+), saw (?P<cells>\d+)")  # pandas' words
+# Messages of pandas.
+_RAGGED = re.compile(r"Expected (?P<wanted>\d+) fields in line (?P<line>\d+), saw (?P<cells>\d+)")
 _OPENED = re.compile(r"EOF inside string starting at row (?P<row>\d+)")
 
 
@@ -64,22 +65,22 @@ class Source:
             DataError: The file cannot be read, has no rows, or has an invalid header or line.
         """
         with self.located(), self._opened() as stream:
-            start = _peek(stream)
+            start = stream.peek(4)[:4]
             if start.startswith(_ZIP):
                 raise DataError(f"{self.name} is a zip or spreadsheet file; save the table as CSV or Parquet")
-            is_parquet = start.startswith(_PARQUET)
+            is_parquet = start.startswith(PARQUET)
             parts = self._parquet(stream, rows) if is_parquet else self._csv(stream, start.startswith(_GZIP), rows)
-            empty = True
+            count = 0
             for part in parts:
+                count += len(part)
                 if len(part):
-                    empty = False
                     yield part
-            if empty:
+            if not count:
                 raise DataError(f"{self.name} has no rows below its header" if start else f"{self.name} is empty")
 
     @contextmanager
     def located(self) -> Iterator[None]:
-        """Add file and line to errors in cells that are raised in this context."""
+        """Return a context in which an error in a cell becomes a :class:`DataError` that names file and line."""
         try:
             yield
         except CellError as error:
@@ -90,7 +91,27 @@ class Source:
         name = f"{self.name}, column {column!r}"
         if row is None:
             return name
-        return f"{name}, row {row + 1}" if self.is_standard_input else f"{name}, {place_of_row(self.path, row)}"
+        line = self._line_of(row)
+        return f"{name}, row {row + 1}" if line is None else f"{name}, line {line}"
+
+    def _line_of(self, row: int) -> int | None:
+        """Return the number of the last line of a row in a CSV file, in which lines may be blank or part of a cell.
+
+        Args:
+            row: Number of the row from 0.
+
+        Returns:
+            The number from 1; ``None`` if the table is not a file of this extension, or is not text after all.
+        """
+        if self.is_standard_input or self.path.suffix.lower() != ".csv":
+            return None
+        try:
+            with self.path.open(encoding="utf-8-sig", newline="") as stream:
+                reader = csv.reader(stream, delimiter=self.delimiter, skipinitialspace=True)
+                lines = (reader.line_num for record in reader if len(record) > 1 or "".join(record).strip())
+                return next(islice(lines, row + 1, None), None)
+        except (UnicodeDecodeError, csv.Error):
+            return None
 
     @contextmanager
     def _opened(self) -> Iterator[BufferedReader]:
@@ -146,22 +167,22 @@ class Source:
             raise DataError(f"{self.name} is empty") from error
         except (ValueError, EOFError, OSError, zlib.error) as error:
             self._check_delimiter(start.decode("utf-8-sig", errors="replace"))
-            if ragged := _RAGGED.fullmatch(reason(error)):
+            if ragged := _RAGGED.fullmatch(_one_line(error)):
                 raise DataError(
                     f"{self.name}, line {ragged['line']}: {ragged['cells']} cells, but the first line has "
                     f"{ragged['wanted']}; put cells that contain {self.delimiter!r} in double quotes"
                 ) from error
-            if opened := _OPENED.fullmatch(reason(error)):
+            if opened := _OPENED.fullmatch(_one_line(error)):
                 line = int(opened["row"]) + 1
                 raise DataError(
                     f"{self.name}: a cell that begins with a double quote, about line {line}, has no end; "
                     "close the quote, or write one that is part of the text twice"
                 ) from error
-            raise DataError(f"cannot read {self.name}: {reason(error)}") from error
+            raise DataError(f"cannot read {self.name}: {_one_line(error)}") from error
 
     def _parquet(self, stream: BufferedReader, rows: int) -> Iterator[pd.DataFrame]:
         """Iterate over parts of a Parquet file."""
-        try:
+        with naming(self.name):
             content = BytesIO(stream.read()) if self.is_standard_input else stream
             file = pq.ParquetFile(content, page_checksum_verification=True)
             total, start = file.metadata.num_rows, 0
@@ -171,8 +192,6 @@ class Source:
                 self.fraction_read = start / total
                 self._check_names(list(map(str, part)))
                 yield part
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"cannot read {self.name}: {reason(error)}") from error
 
     def _check_header(self, header: list[str]) -> None:
         """Raise if the first line is not a line of column names."""
@@ -203,37 +222,38 @@ class Source:
             raise DataError(f"{self.name} has more than one column {twice[0]!r}; give every column a name of its own")
 
 
-def _peek(stream: BufferedReader) -> bytes:
-    """Return the first bytes of a stream without consuming them."""
-    return stream.peek(4)[:4]
-
-
 def to_frame(batch: pa.RecordBatch, start: int) -> pd.DataFrame:
-    """Return rows of Arrow as a data frame, without columns in which pandas had stored an index.
+    """Return rows of Arrow as a data frame.
 
     Args:
         batch: The rows.
         start: Number of the first row, from which the index counts.
     """
-    frame: pd.DataFrame = _without_views(batch).to_pandas(types_mapper=pd.ArrowDtype, ignore_metadata=True)
-    if index := [name for name in frame if str(name).startswith("__index_level_")]:
-        frame = frame.drop(columns=index)
+    schema = columns_of(batch.schema)
+    plain = pa.schema([field.with_type(_PLAIN.get(str(field.type), field.type)) for field in schema])
+    frame: pd.DataFrame = batch.select(schema.names).cast(plain).to_pandas(types_mapper=pd.ArrowDtype)
     return frame.set_axis(pd.RangeIndex(start, start + len(frame)), axis="index")
 
 
-def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the same rows with string views converted to strings, which pandas supports."""
-    fields = [
-        field.with_type(_PLAIN[str(field.type)]) if str(field.type) in _PLAIN else field for field in batch.schema
-    ]
-    return batch.cast(pa.schema(fields))
+_PLAIN = {"string_view": pa.string(), "binary_view": pa.binary()}  # types that pandas lacks, and their replacement
 
 
-_PLAIN = {"string_view": pa.string(), "binary_view": pa.binary()}
+def columns_of(schema: pa.Schema) -> pa.Schema:
+    """Return a schema without metadata, and without columns in which pandas has stored the index of a data frame."""
+    return pa.schema([field for field in schema if not field.name.startswith("__index_level_")])
 
 
-def reason(error: Exception) -> str:
-    """Return the message of an exception of another library as one line."""
+@contextmanager
+def naming(file: str) -> Iterator[None]:
+    """Return a context in which errors of Arrow and of the system become a :class:`DataError` that names the file."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"cannot read {file}: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    """Return the message of an exception of pandas or Arrow as one line."""
     words = " ".join(str(error).split())
     return words.removeprefix("Error tokenizing data. C error: ") or type(error).__name__
 
@@ -243,18 +263,3 @@ def check_column(name: str, names: list[str]) -> None:
     if name not in names:
         shown = ", ".join(names if len(names) <= 12 else [*names[:9], "...", *names[-2:]])  # targets are often last
         raise DataError(f"there is no column {name!r}{closest(name, names) or f'; the columns are {shown}'}")
-
-
-def place_of_row(path: Path, row: int) -> str:
-    """Return where a row is in its file, counting from 1; CSV files may contain blank lines.
-
-    Args:
-        path: The file.
-        row: Number of the row from 0.
-    """
-    if path.suffix.lower() != ".csv":
-        return f"row {row + 1}"
-    with path.open(encoding="utf-8-sig", newline="") as stream:
-        reader = csv.reader(stream)
-        lines = (reader.line_num for record in reader if len(record) > 1 or "".join(record).strip())
-        return f"line {next(islice(lines, row + 1, None))}"

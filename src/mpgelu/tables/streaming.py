@@ -25,8 +25,8 @@ from mpgelu.tables.cells import Cells, Missing
 from mpgelu.tables.columns import Numeric
 from mpgelu.tables.dataset import Dataset
 from mpgelu.tables.encoder import TableEncoder, check_encoder
+from mpgelu.tables.preparation import check_columns, check_varies
 from mpgelu.tables.sampling import Reservoir, RunningStatistics
-from mpgelu.tables.source import check_column
 from mpgelu.tables.survey import Survey
 
 MOST_ROWS_IN_MEMORY = 1_000_000
@@ -165,13 +165,10 @@ def surveyed(
     """
     started = time.monotonic()
     names = list(map(str, table.schema.names))
-    for name in (target, *categorical, *drop):
-        check_column(name, names)
+    check_columns(names, target, categorical, drop)
     for option, share in (("hold_out", hold_out), ("calibrate", calibrate)):
         if not 0 <= share < 1:
             raise InputError(f"`{option}`: must be a share of the rows, below 1, got {share:g}")
-    if target in drop:
-        raise InputError(f"`drop`: {target!r} is the target")
     parts = hold_out, hold_out + (1 - hold_out) * calibrate
     survey = Survey([n for n in names if n != target], missing=missing, categorical=categorical, drop=drop)
     reservoirs = [Reservoir(_most(_MOST_SAMPLED, len(names)), seed) for _ in range(3)]
@@ -186,7 +183,9 @@ def surveyed(
             for number, reservoir in enumerate(reservoirs):
                 reservoir.add(frame, part == number)
             survey.add(_rows(frame, known & (part != _HELD)))
-        _check_target(statistics, target)
+        if not statistics.count:
+            raise DataError(f"no row has a target {target!r}; there is nothing to learn")
+        check_varies(target, statistics.lowest, statistics.highest)
         encoder = TableEncoder(*survey.encodings(reservoirs[_TRAINED].frame()), missing)
     check_encoder(encoder, target)
     held, calibration, trained = (_encoded(reservoir.frame(), target, encoder) for reservoir in reservoirs)
@@ -229,11 +228,3 @@ def _shuffled(blocks: list[Block], generator: np.random.Generator) -> Block:
     order = generator.permutation(sum(len(block.y) for block in blocks))
     X, y, numbers = (np.concatenate(arrays) for arrays in zip(*blocks, strict=True))
     return Block(X, y, numbers).at(order)
-
-
-def _check_target(statistics: RunningStatistics, target: str) -> None:
-    """Raise a :class:`DataError` if no target is known, or if all are equal."""
-    if not statistics.count:
-        raise DataError(f"no row has a target {target!r}; there is nothing to learn")
-    if statistics.lowest == statistics.highest:
-        raise DataError(f"the target {target!r} is {statistics.lowest:g} in every row; there is nothing to predict")

@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from mpgelu.errors import InputError
 from mpgelu.tables.cells import LARGEST, CellError, Cells, Missing
 from mpgelu.tables.columns import COUNTED_ROWS, FEWEST_OF_KIND, Categorical, Numeric, are_dates
 
@@ -165,11 +166,16 @@ class Survey:
         missing: As in :class:`TableEncoder`.
         categorical: As in :meth:`TableEncoder.learn`.
         drop: As in :meth:`TableEncoder.learn`.
+
+    Raises:
+        InputError: ``missing`` is neither ``"impute"`` nor ``"error"``.
     """
 
     def __init__(
         self, names: Collection[str], *, missing: Missing, categorical: Collection[str], drop: Collection[str]
     ) -> None:
+        if missing not in get_args(Missing):
+            raise InputError(f"`missing`: must be 'impute' or 'error', got {missing!r}")
         self.names, self.missing = names, missing
         self.dropped = {name: "as asked" for name in names if name in drop}
         self.columns = [ColumnSurvey(name, name in categorical) for name in names if name not in drop]

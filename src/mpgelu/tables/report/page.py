@@ -67,7 +67,7 @@ def page(model: TableModel, frame: pd.DataFrame, evaluation: Evaluation, level: 
         doubt=doubt,
         surprises=_rows(_most_surprising(evaluation), model, frame, evaluation),
         unsure=_rows(np.argsort(-evaluation.stddev, kind="stable")[: _SURPRISES // 2], model, frame, evaluation),
-        columns=[(column.name, column.told) for column in model.encoder.columns],
+        columns=[(column.name, column.summary) for column in model.encoder.columns],
         dropped=model.encoder.dropped,
         calibration_rows=None
         if model.regressor.calibration_scores_ is None
