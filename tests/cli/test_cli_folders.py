@@ -80,13 +80,14 @@ def test_what_is_done_is_left_alone_and_what_has_changed_is_noticed(
     assert mpgelu(*arguments, "--level", 0.5).out.startswith("0 rows")
 
 
-def test_a_record_that_a_kill_cut_short_costs_one_table(mpgelu: Command, folder: Path) -> None:
+@pytest.mark.parametrize("damage", [b"", b"\xff\xfe"])
+def test_a_record_that_a_kill_cut_short_costs_one_table(mpgelu: Command, folder: Path, damage: bytes) -> None:
     arguments = ("predict", "model", "in", "-o", "out", "--jobs", 1)
     mpgelu(*arguments)
     record = folder / "out" / folders._DONE
-    record.write_text(record.read_text()[:-20])
+    record.write_bytes(record.read_bytes()[:-20] + damage)
     assert mpgelu(*arguments).out == "20 rows in 1 table, 2 were done before: out\n"
-    assert len(record.read_text().splitlines()) == 3
+    assert len(record.read_bytes().splitlines()) == 3
 
 
 def test_a_kill_keeps_what_is_done_and_the_next_run_goes_on(mpgelu: Command, folder: Path) -> None:

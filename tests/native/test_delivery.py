@@ -108,6 +108,16 @@ def test_a_damaged_library_is_missed_in_words(tmp_path: Path, monkeypatch: pytes
     assert native._missing.__wrapped__() == "they are older than their source; run make kernels"
 
 
+def test_the_first_slow_fit_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    X = torch.linspace(-1, 1, 60)[:, None].numpy()
+    model = mp.MPGELURegressor((4,), steps=3, folds=2, random_state=0)
+    monkeypatch.setattr(native, "_missing", lambda: "no compiler")
+    monkeypatch.setattr(native, "_warned", False)
+    with pytest.warns(native.SlowWarning, match=r"fit: no compiled kernels \(no compiler\)"):
+        model.fit(X, X[:, 0])
+    model.fit(X, X[:, 0])  # once is enough: warnings are errors here
+
+
 def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     with native.disabled():
         assert not native.available()

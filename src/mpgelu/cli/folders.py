@@ -165,11 +165,15 @@ def _left(parts: list[Part], record: Path) -> tuple[list[Part], int]:
     """
     done: dict[str, str] = {}
     if record.exists():
-        for line in record.read_text(encoding="utf-8").splitlines():
+        for line in record.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 entry = json.loads(line)
                 done[entry["file"]] = entry["of"]
-            except (ValueError, KeyError, TypeError):  # a line truncated by a kill: the part is predicted again
+            except (
+                ValueError,
+                KeyError,
+                TypeError,
+            ):  # truncated by a kill or damaged: predicted again
                 continue
     left = [part for part in parts if not (part.output.exists() and done.get(part.output.name) == part.of)]
     return left, sum(part.output.exists() and part.output.name in done for part in left)

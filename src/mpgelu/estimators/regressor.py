@@ -15,6 +15,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from mpgelu import native
 from mpgelu.errors import InputError
 from mpgelu.estimators.arguments import plain
 from mpgelu.estimators.checks import check_memory, check_target, explained
@@ -173,6 +174,7 @@ class MPGELURegressor(Predicting, Streaming, Distilling, RegressorMixin, BaseEst
         if self.warm_start and hasattr(self, "_trained"):
             settings, previous = self._continued(settings, features.shape), self._trained
         check_memory(settings, features.shape[1])
+        native.warn_if_missing()
         scaling, (target_mean, target_scale) = robust_scale(features), target_scales(target, weights)
         rows = Rows(
             scaling(torch.as_tensor(features, device="cpu")).float(),

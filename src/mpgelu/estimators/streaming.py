@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mpgelu import native
 from mpgelu.errors import InputError
 from mpgelu.estimators.checks import check_memory
 from mpgelu.estimators.ensemble import Ensemble
@@ -57,6 +58,7 @@ class Streaming:
         features, (target_mean, target_scale) = stream.sample.X, stream.target
         settings = replace(settings_of(self, stream.rows, features.shape[1]), process=False)
         check_memory(settings, features.shape[1])
+        native.warn_if_missing()
         scaling = robust_scale(np.vstack([features, *stream.range]))  # with the ends, its ranges are exact
         trained = train_streamed(
             stream,
