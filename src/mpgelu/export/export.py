@@ -249,7 +249,7 @@ def _outputs(features: Any, parts: Parts, form: _Form, cross: bool) -> tuple[Any
     z = _limited(x, float(parts.scaling.limit)) if limited else x
     extra = _extrapolation(x, parts)
     if not form.by_member:
-        return traced.outputs(z, parts.networks, parts.moments, scale, shift, extra), weights, NODES
+        return traced.outputs(z, parts, scale, shift, extra), weights, NODES
     assert parts.members is not None
     outputs = traced.member_outputs(z, parts.members, len(parts.feature_names), scale, shift, extra)
     return outputs, parts.members.weights.numpy(), 1 if parts.noise is not None else NODES
