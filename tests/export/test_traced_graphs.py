@@ -83,6 +83,12 @@ def test_no_rows_of_an_estimator(tmp_path: Path) -> None:
     assert [part.shape for part in run(tmp_path / "model.onnx", X[:1])] == [(1,)] * 4 + [(1, 3)]
 
 
+def test_a_graph_holds_no_paths_of_the_machine(tmp_path: Path) -> None:
+    """Torch notes the stack trace of every node, which would tell readers of the file about its author's computer."""
+    export_onnx(mp.network(3, (4,), nonlinearity="relu"), tmp_path / "model.onnx", ())
+    assert b".py" not in (tmp_path / "model.onnx").read_bytes()
+
+
 def test_no_rows_of_a_traced_network(tmp_path: Path) -> None:
     export_onnx(mp.network(3, (6,), nonlinearity="relu", rate=0.1), tmp_path / "model.onnx", ())
     assert [part.shape for part in run(tmp_path / "model.onnx", np.zeros((0, 3)))] == [(0,)] * 4

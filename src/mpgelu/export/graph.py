@@ -161,7 +161,7 @@ def _needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onn
 
 
 def _renamed(nodes: Iterable[onnx.NodeProto], new_name: Callable[[str], str]) -> list[onnx.NodeProto]:
-    """Return nameless copies of nodes with renamed values, also in their bodies.
+    """Return copies of nodes with renamed values, also in their bodies, without names and notes.
 
     Args:
         nodes: The nodes to copy.
@@ -171,7 +171,8 @@ def _renamed(nodes: Iterable[onnx.NodeProto], new_name: Callable[[str], str]) ->
     for node in nodes:
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
-        copy.ClearField("name")
+        for field in ("name", "doc_string", "metadata_props"):  # torch writes stack traces with paths of files there
+            copy.ClearField(field)
         copy.input[:] = map(new_name, node.input)
         copy.output[:] = map(new_name, node.output)
         for body in (attribute.g for attribute in copy.attribute if attribute.HasField("g")):
