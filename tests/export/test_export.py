@@ -343,7 +343,7 @@ def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="likelihood is for networks; this model has its own"):
         export_onnx(ensemble(1), path, likelihood=mp.HeteroscedasticGaussian())
     assert not path.exists()
-    with pytest.raises(InputError, match="no linear layer"):
+    with pytest.raises(InputError, match="no layer of the network states its number of features; give features="):
         export_onnx(nn.Sequential(mp.MPGELU()), path)
     monkeypatch.setitem(sys.modules, "onnx", None)
     for name in ("distribution", "graph", "perceptron"):

@@ -17,6 +17,8 @@ from mpgelu.errors import MissingRuleError
 from mpgelu.export import export_onnx
 from mpgelu.likelihoods import HeavyTailedGaussian, Likelihood
 from mpgelu.moments import Moments
+from mpgelu.networks import FeatureScale
+from mpgelu.rules import concatenate, fork
 
 LEVELS = (0.05, 0.5, 0.95)
 
@@ -81,9 +83,51 @@ def test_no_rows_of_an_estimator(tmp_path: Path) -> None:
     assert [part.shape for part in run(tmp_path / "model.onnx", X[:1])] == [(1,)] * 4 + [(1, 3)]
 
 
+def test_a_graph_holds_no_paths_of_the_machine(tmp_path: Path) -> None:
+    """Torch notes the stack trace of every node, which would tell readers of the file about its author's computer."""
+    export_onnx(mp.network(3, (4,), nonlinearity="relu"), tmp_path / "model.onnx", ())
+    assert b".py" not in (tmp_path / "model.onnx").read_bytes()
+
+
 def test_no_rows_of_a_traced_network(tmp_path: Path) -> None:
     export_onnx(mp.network(3, (6,), nonlinearity="relu", rate=0.1), tmp_path / "model.onnx", ())
     assert [part.shape for part in run(tmp_path / "model.onnx", np.zeros((0, 3)))] == [(0,)] * 4
+
+
+class Twice(nn.Module):
+    """A layer that does not state its number of inputs, and changes that of features."""
+
+    def forward(self, value: Any) -> Any:
+        value = fork(value)
+        return concatenate(value, value)
+
+
+def test_a_first_layer_that_does_not_state_its_number_of_inputs(tmp_path: Path) -> None:
+    """The given number of features counts, not that of the first linear layer."""
+    torch.manual_seed(0)
+    network, x = nn.Sequential(Twice(), mp.Dropout(0.1), mp.Linear(4, 2)), torch.randn(5, 2)
+    export_onnx(network, tmp_path / "model.onnx", (), features=2)
+    with torch.no_grad():
+        wanted = mp.HeteroscedasticGaussian().predictive(network(mp.FactoredMoments.certain(x)))
+    mean, stddev, *_ = run(tmp_path / "model.onnx", x)
+    np.testing.assert_allclose(mean, wanted.mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(stddev, wanted.stddev, rtol=1e-5)
+
+
+@pytest.mark.parametrize("hidden", [(8, 8), (5,)], ids=["depth", "width"])
+def test_an_ensemble_of_two_architectures(hidden: tuple[int, ...], tmp_path: Path) -> None:
+    """Their layers cannot be stacked, so that torch traces each of them."""
+    torch.manual_seed(0)
+    stacks = [mp.Stack([mp.network(3, (8,))]), mp.Stack([mp.network(3, hidden)])]
+    zero, one, x = torch.tensor(0.0), torch.tensor(1.0), torch.randn(5, 3)
+    likelihood, scaling = mp.HeteroscedasticGaussian(), FeatureScale.identity(3)
+    model = mp.Ensemble(stacks, torch.tensor([0.4, 0.6]), likelihood, scaling, zero, one)
+    export_onnx(model, tmp_path / "model.onnx", ())
+    with torch.no_grad():
+        wanted = model(x)
+    mean, stddev, *_ = run(tmp_path / "model.onnx", x)
+    np.testing.assert_allclose(mean, wanted.mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(stddev, wanted.stddev, rtol=1e-5)
 
 
 def test_a_class_is_no_likelihood(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def test_the_figure(tmp_path: Path) -> None:
     labels = [label.get_text() for label in ranking.get_yticklabels()]
     rest = frame[frame.kind != "noise"].variance.sum()
     assert "noise" not in labels
-    assert ranking.get_title() == f"Beside the noise ({1 - rest / frame.variance.sum():.0%})"
+    assert ranking.get_title() == f"Without the noise ({1 - rest / frame.variance.sum():.0%})"
     plot_attribution(frame, rows=[3, 1]).savefig(tmp_path / "figure.png")
     with pytest.raises(InputError, match="there is no row 99; there are 20 rows"):
         plot_attribution(frame, rows=[99])

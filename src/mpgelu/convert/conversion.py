@@ -58,15 +58,7 @@ def from_torch(module: nn.Module, *, example: Tensor | None = None) -> tuple[Con
         3     Linear     exact           exact
         Nonlinearities take their input for Gaussian; diagonal moments drop every covariance.
     """
-    if not isinstance(module, nn.Module):
-        raise ConversionError(
-            f"from_torch: module must be a torch.nn.Module, got {type(module).__name__}; a state_dict must first be "
-            "loaded into its module"
-        )
-    if hasattr(module, "_orig_mod"):  # what torch.compile returns
-        raise ConversionError("from_torch: module comes from torch.compile; convert the module that was compiled")
-    if isinstance(module, torch.jit.ScriptModule):
-        raise ConversionError("from_torch: module is a TorchScript module; convert the nn.Module that it was made from")
+    _check_module(module)
     root = nn.Sequential(module) if Tracer().is_leaf_module(module) else module
     nodes, constants = trace(root)
     uses: Counter[fx.Node] = Counter()
@@ -98,6 +90,19 @@ def from_torch(module: nn.Module, *, example: Tensor | None = None) -> tuple[Con
         if report.approximates:
             report = replace(report, measured=measure(root, network, example))
     return network, report
+
+
+def _check_module(module: object) -> None:
+    """Raise if the argument is not a module, or one that torch has already transformed."""
+    if not isinstance(module, nn.Module):
+        raise ConversionError(
+            f"from_torch: module must be a torch.nn.Module, got {type(module).__name__}; a state_dict must first be "
+            "loaded into its module"
+        )
+    if hasattr(module, "_orig_mod"):  # set by torch.compile
+        raise ConversionError("from_torch: module comes from torch.compile; convert the module that was compiled")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ConversionError("from_torch: module is a TorchScript module; convert the nn.Module that it was made from")
 
 
 def _free(name: str, taken: set[str]) -> str:

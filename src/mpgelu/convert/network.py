@@ -17,9 +17,9 @@ class Step(NamedTuple):
             constant.
     """
 
-    result: str  # name of the value it gives
-    path: str  # to a layer, or to a constant
-    operands: tuple[str | None, ...] | None  # values the layer is applied to, None for an argument left out
+    result: str
+    path: str
+    operands: tuple[str | None, ...] | None
 
 
 class ConvertedNetwork(nn.Module):

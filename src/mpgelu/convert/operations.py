@@ -31,7 +31,7 @@ from mpgelu.layers import (
 )
 from mpgelu.rules import add, concatenate, flatten, layer_norm, linear, scale, subtract_from
 
-Plan = tuple[nn.Module, tuple[Any, ...]]  # a layer and the nodes that it is applied to, None for one left out
+Plan = tuple[nn.Module, tuple[Any, ...]]  # a layer and its operands: nodes, or None for an omitted argument
 
 
 def plan(node: fx.Node, module: nn.Module) -> Plan:
@@ -105,7 +105,7 @@ def _dropout(p: float = 0.5, training: bool = True, inplace: bool = False) -> nn
 
 def _relu(inplace: bool = False) -> nn.Module:
     """Return a rectifier that, unlike :class:`ReLU`, leaves certain factored moments factored."""
-    return LeakyReLU(0.0)  # as ReLU, but leaves factored moments factored where they are certain
+    return LeakyReLU(0.0)
 
 
 def _gelu(*, approximate: str = "none") -> nn.Module:
@@ -116,6 +116,7 @@ def _gelu(*, approximate: str = "none") -> nn.Module:
 
 
 def _flatten(start_dim: int = 0, end_dim: int = -1) -> nn.Module:
+    """Return the operation of ``torch.flatten``."""
     return Operation(flatten, start_dim=start_dim, end_dim=end_dim)
 
 
@@ -143,9 +144,9 @@ _OF_ONE: dict[Callable[..., nn.Module], tuple[Any, ...]] = {
     _relu: (F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_"),
     lambda negative_slope=0.01, inplace=False: LeakyReLU(negative_slope): (F.leaky_relu, F.leaky_relu_),
     lambda inplace=False: SiLU(): (F.silu,),
-    lambda beta=1.0, threshold=20.0: Softplus(beta, threshold): (F.softplus,),
-    lambda: Tanh(): (F.tanh, torch.tanh, torch.tanh_, "tanh", "tanh_"),
-    lambda: Sigmoid(): (F.sigmoid, torch.sigmoid, torch.sigmoid_, torch.special.expit, "sigmoid", "sigmoid_"),
+    Softplus: (F.softplus,),
+    Tanh: (F.tanh, torch.tanh, torch.tanh_, "tanh", "tanh_"),
+    Sigmoid: (F.sigmoid, torch.sigmoid, torch.sigmoid_, torch.special.expit, "sigmoid", "sigmoid_"),
     lambda: Operation(scale, gain=-1.0): (operator.neg, torch.neg, "neg"),
     lambda: nn.Identity(): ("contiguous", "clone"),
 }

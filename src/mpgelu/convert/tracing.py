@@ -12,8 +12,6 @@ from torch import Tensor, fx, nn
 from mpgelu.errors import ConversionError
 
 CALLS = ("call_module", "call_function", "call_method")
-
-
 CONVERSIONS: dict[type[nn.Module], Callable[[Any], nn.Module]] = {}  # the layer for a module of each type
 
 

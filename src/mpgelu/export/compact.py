@@ -90,10 +90,10 @@ def _hidden(z: Value, network: nn.Sequential, unit: float) -> Value:
     phases = 2 * np.pi * _array(embedding.phase).ravel()
     cosines = z.op("Gemm", angles.reshape(n, -1), phases).op("Cos")
     combined = (_array(embedding.weight) @ into[:, 1:]).reshape(n * frequencies, -1)
-    hidden = _silu(z.op("Gemm", unit * into[:, 0], cosines.op("Gemm", combined, _bias(first))))
+    hidden = _silu(z.op("Gemm", unit * into[:, 0], cosines.op("Gemm", combined, _array(first.bias))))
     for layer in network[4:-1:2].children():
         assert isinstance(layer, Linear)
-        hidden = _silu(hidden.op("Gemm", _array(layer.weight).T, _bias(layer)))
+        hidden = _silu(hidden.op("Gemm", _array(layer.weight).T, _array(layer.bias)))
     return hidden
 
 
@@ -113,20 +113,20 @@ def _epistemics(x: Value, hidden: Value, parts: Parts, location: GaussianLinear,
     scaling, reach = parts.scaling, float(parts.scaling.reach)
     variances, roots = _array(location.weight_variance)[0], hidden
     if reach:
-        lower, upper, both = scaling.lower.numpy(), scaling.upper.numpy(), np.eye(len(scaling.lower))
-        beyond = x.op("Gemm", unit * np.hstack([both, -both]), 1 + np.hstack([-upper, lower]))  # plus one
+        lower, upper, identity = scaling.lower.numpy(), scaling.upper.numpy(), np.eye(len(scaling.lower))
+        beyond = x.op("Gemm", unit * np.hstack([identity, -identity]), 1 + np.hstack([-upper, lower]))  # 1 + distance
         roots = hidden.op("Concat", beyond.op("Max", 1.0).op("Log"), axis=1)
-        variances = np.hstack([variances, np.full(2 * len(both), reach**2)])
-    gain, added = parts.target_scale**2 * _EPISTEMIC, _bias(location, variance=True)
+        variances = np.hstack([variances, np.full(2 * len(identity), reach**2)])
+    gain, added = parts.target_scale**2 * _EPISTEMIC, _array(location.bias_variance)
     return roots.square().op("Gemm", variances[:, None] * gain, added * gain)
 
 
 def _folded(location: GaussianLinear, shape: Linear, count: int, scale: float) -> tuple[Array, Array]:
     """Return weights and biases of logits, means in the unit of the target, and log-variances in its squared unit."""
-    weight, bias = _array(shape.weight).copy(), _bias(shape).copy()
+    weight, bias = _array(shape.weight).copy(), _array(shape.bias).copy()
     means = slice(count, 2 * count)
     weight[means] = scale * (weight[means] + _array(location.weight))
-    bias[means] = scale * (bias[means] + _bias(location))
+    bias[means] = scale * (bias[means] + _array(location.bias))
     bias[2 * count :] += 2 * np.log(scale)
     return weight.T, bias
 
@@ -136,12 +136,8 @@ def _silu(value: Value) -> Value:
     return value * value.op("Sigmoid")
 
 
-def _array(tensor: Tensor) -> Array:
+def _array(tensor: Tensor | None) -> Array:
+    """Return a parameter in float64; all layers of a compact network have a bias."""
+    assert tensor is not None
     array: Array = tensor.detach().double().numpy()
     return array
-
-
-def _bias(layer: nn.Linear, variance: bool = False) -> Array:
-    held = layer.bias_variance if variance and isinstance(layer, GaussianLinear) else layer.bias
-    assert held is not None
-    return _array(held)

@@ -15,20 +15,20 @@ from mpgelu.export.layers import Array
 from mpgelu.export.perceptron import Outputs
 from mpgelu.predictive.nodes import normal_nodes
 
-_TINY = 1e-30  # below every density and standard deviation that float32 tells from zero
-_CLOSE = 1e-5  # error of the distribution function after which one more step is exact to rounding
-_EXACT = 1e-6  # error that is rounding
-_FOUND = -1.0  # stands for the error of rows that need no further steps
-_THINNEST = 0.03  # density, of that of the Gaussian at the same level, below which a step is not trusted
-_NEAR = 1e-3  # error after which steps need no watching
-_PATIENCE = 4  # steps before they are watched
-_STEPS_BY_ROW = 2  # towards a quantile before one is looked at, lest the loop begin
-_MOST_STEPS = 120  # more than bisection needs from the largest numbers to neighbours
-_MARGIN = 1.001  # of bounds that hold without rounding
+_TINY = 1e-30  # smaller than every density and standard deviation that matters in float32
+_CLOSE = 1e-5  # error of the distribution function from which one more step is exact to rounding
+_EXACT = 1e-6  # rounding error of the distribution function
+_FOUND = -1.0  # stands for the error of rows that have converged
+_THINNEST = 0.03  # smallest density in a step, relative to that of the Gaussian at the same level
+_NEAR = 1e-3  # error below which steps converge and are not checked
+_PATIENCE = 4  # iterations before steps are checked
+_STEPS_BY_ROW = 2  # steps before the first test of convergence, which usually avoid the loop
+_MOST_STEPS = 120  # more than bisection needs from the largest numbers to adjacent ones
+_MARGIN = 1.001  # factor of the initial bounds, for rounding
 _LARGEST = 3e38  # close to the largest float32
-SMALLEST = 1e-36  # close to the smallest normal float32; as a variance it is none
-_NEIGHBOURS = 3e-7  # relative distance of bounds between which there is nothing left to find
-_FARTHEST = 1e4  # standardised distance beyond which everything is exactly zero
+SMALLEST = 1e-36  # close to the smallest normal float32; a variance of this size is negligible
+_NEIGHBOURS = 3e-7  # relative distance below which bounds are adjacent numbers
+_FARTHEST = 1e4  # standardised distance beyond which a density is exactly zero
 
 
 class Distribution(NamedTuple):
@@ -121,7 +121,7 @@ def _quantiles(
         nodes: Number of mixture components of each network over the noise.
     """
     deviation = stddev.reshape(-1, 1, 1)
-    y = deviation * ndtri(levels)[:, None, None, None]  # (levels, rows, 1, 1)
+    y = deviation * ndtri(_levels(levels))  # (levels, rows, 1, 1)
     outputs, centers = _by_row(outputs, len(weights)), None
     if len(weights) > 1:
         centers = outputs.mean.take(0) - mean.reshape(-1, 1, 1)  # (rows, M, 1)
@@ -243,13 +243,14 @@ class _Mixture(NamedTuple):
 
 
 def _levels(levels: Sequence[float]) -> Array:
+    """Return probabilities in the shape ``(levels, 1, 1, 1)``."""
     return np.asarray(levels)[:, None, None, None]
 
 
-def _density(levels: Sequence[float] | Array) -> Array:
-    """Return the standard normal density at its quantiles, ``(levels, 1, 1, 1)``."""
+def _density(levels: Array) -> Array:
+    """Return the standard normal density at its quantiles, in the shape of the levels."""
     density: Array = np.exp(-0.5 * ndtri(levels) ** 2) / np.sqrt(2 * np.pi)
-    return density.reshape(-1, 1, 1, 1)
+    return density
 
 
 def quantiles_by_row(
@@ -266,9 +267,9 @@ def quantiles_by_row(
         levels: Probabilities of the quantiles.
     """
     deviation = stddev.reshape(-1, 1, 1)
-    y = deviation * ndtri(levels)[:, None, None, None]
+    y = deviation * ndtri(_levels(levels))
     mixture = _Mixture.by_row(means, stddevs, weights, count, levels)
-    thinnest = y.graph.op("Div", _THINNEST * _density(levels), deviation)
+    thinnest = y.graph.op("Div", _THINNEST * _density(mixture.levels), deviation)
     for _ in range(_STEPS_BY_ROW):
         y = y - mixture.step(y, thinnest).halley
     return _root(mixture, y, deviation).reshape(len(levels), -1)
@@ -308,15 +309,15 @@ def _root(mixture: _Mixture, start: Value, stddev: Value) -> Value:
         good = _inside(following, lower, upper).op("And", good)
         following = good.op("Where", following, _middle(lower, upper, count))
         size = lower.op("Abs").op("Max", upper.op("Abs"))
-        closed = (upper - lower).op("Greater", size * _NEIGHBOURS).op("Not")  # also where they are no numbers
-        at_bound = closed.op("And", size.op("Greater", _LARGEST / 2)).op("Where", y * 4.0, y)  # infinite beyond it
-        done = closed.op("Or", error.op("Max", before).op("LessOrEqual", _EXACT))  # twice, lest it was by chance
+        closed = (upper - lower).op("Greater", size * _NEIGHBOURS).op("Not")  # also if a bound is NaN
+        at_bound = closed.op("And", size.op("Greater", _LARGEST / 2)).op("Where", y * 4.0, y)  # the quantile overflows
+        done = closed.op("Or", error.op("Max", before).op("LessOrEqual", _EXACT))  # in two iterations, not by chance
         following, error = done.op("Where", at_bound, following), done.op("Where", _FOUND, error)
         following, error = found_before.op("Where", values[0], following), found_before.op("Where", _FOUND, error)
         return _go_on(error, _FOUND), (following, lower, upper, error)
 
     y = place - excess / first.density
-    error = excess.op("Abs") * (usual / first.density).op("Max", 1.0)  # where the density is thin a little is much
+    error = excess.op("Abs") * (usual / first.density).op("Max", 1.0)  # small densities magnify it
     return start.graph.loop(step, _MOST_STEPS, _go_on(error, _CLOSE), (y, y, y, error))[0]
 
 

@@ -13,24 +13,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from mpgelu.errors import InputError
 from mpgelu.estimators import Ensemble, MPGELURegressor, conformal
+from mpgelu.export.layers import Array, layers_of
 from mpgelu.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
 from mpgelu.networks import Parts, parts_of
+from mpgelu.networks.parts import one_row
 from mpgelu.networks.scaling import FARTHEST
 from mpgelu.predictive.nodes import NODES
 from mpgelu.storage.files import write_atomically
 from mpgelu.tables.cells import MISSING
 from mpgelu.tables.model import TableModel
 
-Array = NDArray[np.float64]
-
-_ROUNDING = 1e-7  # of a standardised feature
-_FOLDED = 1e6  # larger scales of features are not left to weights, lest squares overflow
+_ROUNDING = 1e-7  # largest rounding error of a standardised feature that is left
+_FOLDED = 1e6  # largest scale of a feature that is folded into weights; squares of larger ones could overflow
 
 
 def export_onnx(
@@ -116,12 +115,12 @@ def _results(features: Any, parts: Parts, levels: Sequence[float]) -> dict[str, 
     from mpgelu.export import compact, traced
     from mpgelu.export.distribution import distribution
 
-    offset = parts.target_mean if len(parts.networks) == 1 and not levels else 0.0  # where no digits are lost by it
-    form = _form(parts, offset)
+    offset = parts.target_mean if len(parts.networks) == 1 and not levels else 0.0  # added early if that is exact
+    rest = 0.0
     if compact.is_compact(parts):
-        summary, rest = compact.distribution(_centred(features, parts), parts, levels), 0.0
-    elif form is None:
-        summary, rest = traced.whole(features, parts, levels), 0.0
+        summary = compact.distribution(_centred(features, parts), parts, levels)
+    elif (form := _form(parts, offset)) is None:
+        summary = traced.whole(features, parts, levels)
     else:
         outputs, weights, nodes = _outputs(features, parts, form, cross=bool(levels))
         centers = parts.members.centers if parts.members is not None and form.by_member else None
@@ -129,12 +128,11 @@ def _results(features: Any, parts: Parts, levels: Sequence[float]) -> dict[str, 
         summary = distribution(outputs, weights, form.noise_variance, levels, nodes, between)
         rest = parts.target_mean - offset
     mean = summary.mean + rest if rest else summary.mean
-    deviations = ("stddev", "epistemic_std", "aleatoric_std")
-    results: dict[str, Any] = {"mean": (mean, ["rows"])} | {
-        name: (getattr(summary, name), ["rows"]) for name in deviations
-    }
-    if summary.quantiles is not None:
-        results["quantiles"] = ((summary.quantiles + mean).op("Transpose", perm=[1, 0]), ["rows", len(levels)])
+    moments = summary._replace(mean=mean)._asdict()
+    quantiles = moments.pop("quantiles")
+    results: dict[str, Any] = {name: (value, ["rows"]) for name, value in moments.items()}
+    if quantiles is not None:
+        results["quantiles"] = ((quantiles + mean).op("Transpose", perm=[1, 0]), ["rows", len(levels)])
     return results
 
 
@@ -186,10 +184,11 @@ def _check_likelihood(
         if given is not None:
             raise InputError("export_onnx: likelihood is for networks; this model has its own, leave it out")
         return
-    like = next(parts.networks[0].parameters(), torch.empty(0, device="cpu"))
+    network = parts.networks[0]
+    zeros = one_row(network, len(parts.feature_names))
     with torch.no_grad():
-        found = parts.networks[0](like.new_zeros(1, len(parts.feature_names))).shape[-1]
-        parts.networks[0](parts.moments.certain(like.new_zeros(1, len(parts.feature_names))))  # refuses plain modules
+        found = network(zeros).shape[-1]
+        network(parts.moments.certain(zeros))  # plain torch modules refuse moments, with the remedy
     if found != outputs:
         other = "HeteroscedasticGaussian()" if found == 2 else "Gaussian(noise_variance)"
         raise InputError(
@@ -210,7 +209,7 @@ def _columns(model: TableModel) -> list[dict[str, Any]]:
     return [{name: column[name] for name in wanted if name in column} for column in columns]
 
 
-def _calibrated(scores: NDArray[np.float64] | None, levels: Sequence[float]) -> float | None:
+def _calibrated(scores: Array | None, levels: Sequence[float]) -> float | None:
     """Return half the width of the calibrated interval between the outer levels in standard deviations, or ``None``."""
     if scores is None or len(levels) < 2 or levels[0] == levels[-1] or abs(levels[0] + levels[-1] - 1) > 1e-9:
         return None
@@ -222,7 +221,7 @@ def _calibrated(scores: NDArray[np.float64] | None, levels: Sequence[float]) -> 
 
 
 def _centred(features: Any, parts: Parts) -> Any:
-    """The features minus their centres; where float32 rounds a centre, the remainder is subtracted in a second step."""
+    """Return features minus their centres; the rounding errors of float32 centres are subtracted in a second step."""
     center, scale = parts.scaling.center.numpy(), parts.scaling.scale.numpy()
     rest = center - center.astype(np.float32)
     x = features - center if center.any() else features
@@ -230,15 +229,14 @@ def _centred(features: Any, parts: Parts) -> Any:
 
 
 def _outputs(features: Any, parts: Parts, form: _Form, cross: bool) -> tuple[Any, Array, int]:
-    """The moments of the mixed members in the unit of the target, their weights, and the number of nodes for each."""
+    """Return the moments of the mixed members in the unit of the target, their weights, and the nodes of each."""
     from mpgelu.export import perceptron, traced
-    from mpgelu.export.layers import layers_of
 
     scale, shift = form.scale, form.shift
     x, unit, weights = _centred(features, parts), parts.scaling.scale.numpy(), parts.weights.numpy()
     limited = parts.scaling.limit < FARTHEST
-    whole_row = not (form.by_member or limited or parts.scaling.reach)
-    layers = layers_of(parts.networks) if whole_row else None
+    is_linear = not (form.by_member or limited or parts.scaling.reach)  # the scale can be folded into the weights
+    layers = layers_of(parts.networks) if is_linear else None
     if layers is None or unit.min() < 1 / _FOLDED or unit.max() > _FOLDED:
         x, unit = x * (1 / unit), np.ones_like(unit)
     if layers is not None:
@@ -249,7 +247,7 @@ def _outputs(features: Any, parts: Parts, form: _Form, cross: bool) -> tuple[Any
     z = _limited(x, float(parts.scaling.limit)) if limited else x
     extra = _extrapolation(x, parts)
     if not form.by_member:
-        return traced.outputs(z, parts.networks, parts.moments, scale, shift, extra), weights, NODES
+        return traced.outputs(z, parts, scale, shift, extra), weights, NODES
     assert parts.members is not None
     outputs = traced.member_outputs(z, parts.members, len(parts.feature_names), scale, shift, extra)
     return outputs, parts.members.weights.numpy(), 1 if parts.noise is not None else NODES
@@ -269,4 +267,4 @@ def _extrapolation(x: Any, parts: Parts) -> Any | None:
     z = x.op("Clip", -FARTHEST, FARTHEST)
     distance = (scaling.lower.numpy() - z).op("Relu") + (z - scaling.upper.numpy()).op("Relu")
     variances = ((distance + 1.0).op("Log") * reach).square()
-    return (variances @ np.ones((len(scaling.lower), 1))).op("Squeeze", [1])  # no rows would not be reduced
+    return (variances @ np.ones((len(scaling.lower), 1))).op("Squeeze", [1])  # onnxruntime does not reduce zero rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ class Graph:
     def __init__(self, outer: Graph | None = None) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, onnx.TensorProto] = {} if outer is None else outer.constants
-        self._names: list[None] = [] if outer is None else outer._names  # as long as the names given so far
+        self._numbers: Iterator[int] = count(1) if outer is None else outer._numbers
 
     def value(self, name: str) -> Value:
         """Return the value of a name: an input, or the output of a node that was added separately."""
@@ -102,13 +103,7 @@ class Graph:
             copy.CopyFrom(tensor)
             copy.name = renamed(tensor.name)
             self.constants[copy.name] = copy
-        for node in model.graph.node:
-            inside = onnx.NodeProto()
-            inside.CopyFrom(node)
-            inside.name = ""
-            inside.input[:] = [renamed(name) for name in node.input]
-            inside.output[:] = [renamed(name) for name in node.output]
-            self.nodes.append(inside)
+        self.nodes += _renamed(model.graph.node, renamed)
         return [self.value(renamed(part.name)) for part in model.graph.output]
 
     def model(
@@ -125,7 +120,8 @@ class Graph:
             metadata: Texts stored with the graph.
         """
         final = {name: value.name for name, (value, _) in outputs.items()}
-        nodes = _renamed(_needed(self.nodes, final.values()), {value: name for name, value in final.items()})
+        public = {value: name for name, value in final.items()}
+        nodes = _renamed(_needed(self.nodes, final.values()), lambda name: public.get(name, name))
         used = {name for node in nodes for name in _inputs(node)}
         graph = helper.make_graph(
             nodes,
@@ -143,8 +139,7 @@ class Graph:
 
     def new_name(self) -> str:
         """Return a name that is unique in the graph."""
-        self._names.append(None)
-        return f"v{len(self._names)}"
+        return f"v{next(self._numbers)}"
 
 
 def _inputs(node: onnx.NodeProto) -> Iterator[str]:
@@ -165,19 +160,27 @@ def _needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onn
     return found[::-1]
 
 
-def _renamed(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> list[onnx.NodeProto]:
-    """Return copies of nodes with some values renamed, also in their bodies."""
+def _renamed(nodes: Iterable[onnx.NodeProto], new_name: Callable[[str], str]) -> list[onnx.NodeProto]:
+    """Return copies of nodes with renamed values, also in their bodies, without names and notes.
+
+    Args:
+        nodes: The nodes to copy.
+        new_name: Function from the name of a value to its new name.
+    """
     copies = []
     for node in nodes:
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
-        copy.input[:] = [names.get(name, name) for name in node.input]
-        copy.output[:] = [names.get(name, name) for name in node.output]
-        for attribute in copy.attribute:
-            if attribute.HasField("g"):
-                inner = _renamed(attribute.g.node, names)
-                del attribute.g.node[:]
-                attribute.g.node.extend(inner)
+        for field in ("name", "doc_string", "metadata_props"):  # torch writes stack traces with paths of files there
+            copy.ClearField(field)
+        copy.input[:] = map(new_name, node.input)
+        copy.output[:] = map(new_name, node.output)
+        for body in (attribute.g for attribute in copy.attribute if attribute.HasField("g")):
+            inner = _renamed(body.node, new_name)
+            del body.node[:]
+            body.node.extend(inner)
+            for value in (*body.input, *body.output, *body.initializer):
+                value.name = new_name(value.name)
         copies.append(copy)
     return copies
 
@@ -239,10 +242,6 @@ class Value:
         """Return the value in another shape; 0 keeps a dimension and -1 is inferred, as in ONNX."""
         return self.op("Reshape", shape)
 
-    def take(self, index: int) -> Value:
-        """Return one entry of the first dimension, which is removed."""
+    def take(self, index: int | Sequence[int]) -> Value:
+        """Return some entries of the first dimension, or a single one, without that dimension."""
         return self.op("Gather", index, axis=0)
-
-    def pick(self, indices: Sequence[int]) -> Value:
-        """Return some entries of the first dimension."""
-        return self.op("Gather", indices, axis=0)

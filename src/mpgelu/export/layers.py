@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mpgelu.layers import GaussianLinear, Linear
-from mpgelu.networks.description import Description
+from mpgelu.networks.description import Description, description_of
 from mpgelu.networks.perceptron import MaskedLinear, perceptron_of
 from mpgelu.rules.dropout import mask_moments
 
@@ -78,34 +78,30 @@ class Layer:
 
 
 def layers_of(networks: Sequence[nn.Module]) -> list[Layer] | None:
-    """Return the layers of MP-GELU perceptrons, or ``None`` if a network has another structure.
+    """Return the layers of MP-GELU perceptrons of one shape, or ``None`` if a network has another structure or shape.
 
     Args:
-        networks: M networks of the same architecture.
+        networks: M networks.
     """
-    each = [_parts(network) for network in networks]
-    if any(parts is None for parts in each):
+    found = perceptron_of(networks[0])
+    if found is None or found.nonlinearity not in (None, Description("MPGELU")):
+        return None
+    described = description_of(networks[0])
+    if any(description_of(network) != described for network in networks[1:]):
         return None
     layers = []
-    for same in zip(*(parts for parts in each if parts is not None), strict=True):
+    for layer in found.layers:
+        each = (_numbers(network, layer) for network in networks)
         weight, bias, weight_variance, bias_variance, gain, noise = (
-            torch.stack(part).detach().numpy() for part in zip(*same, strict=True)
+            torch.stack(part).detach().numpy() for part in zip(*each, strict=True)
         )
         uncertain = weight_variance.any() or bias_variance.any()
         layers.append(Layer(weight, bias, gain, noise, weight_variance if uncertain else None, bias_variance))
     return layers
 
 
-def _parts(network: nn.Module) -> list[tuple[Tensor, ...]] | None:
-    """Return weight, bias, their variances, and mean and variance of the mask of every linear layer."""
-    found = perceptron_of(network)
-    if found is None or found.nonlinearity not in (None, Description("MPGELU")):
-        return None
-    return [_numbers(network, layer) for layer in found.layers]
-
-
 def _numbers(network: nn.Module, layer: MaskedLinear) -> tuple[Tensor, ...]:
-    """Return the tensors of one linear layer and its mask in float64."""
+    """Return weight, bias, their variances, and mean and variance of the mask of a linear layer, in float64."""
     module = network.get_submodule(layer.name)
     assert isinstance(module, Linear | GaussianLinear)
     weight = module.weight.double()

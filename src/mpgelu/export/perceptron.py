@@ -250,7 +250,7 @@ def _outputs(
     if sources:
         values, sizes = zip(*sources, strict=True)
         joined = values[0].op("Concat", *values[1:], axis=-1) if len(values) > 1 else values[0]
-        products = joined.pick(first) * joined.pick(second) if correlated else joined.square()
+        products = joined.take(first) * joined.take(second) if correlated else joined.square()
         variance = _sum(products, sum(sizes))
     variance = _to_outputs(fluctuation, weight[..., first] * weight[..., second], variance)
     if last.weight_variance is not None:

@@ -20,7 +20,7 @@ from mpgelu.export.graph import OPSET, Value
 from mpgelu.export.layers import Array
 from mpgelu.export.perceptron import OF_FLUCTUATIONS, PAIRS, Outputs
 from mpgelu.moments import DiagonalMoments, Moments
-from mpgelu.networks import Members, Parts, in_features_of
+from mpgelu.networks import Members, Parts
 from mpgelu.predictive import Predictive
 from mpgelu.predictive.nodes import NODES
 
@@ -63,22 +63,20 @@ class _Moments(nn.Module):
         return outputs.mean[..., first], outputs.covariance[..., first, second]
 
 
-def outputs(
-    x: Value, networks: Sequence[nn.Module], moments: type[Moments], scale: Array, shift: Array, extra: Value | None
-) -> Outputs:
+def outputs(x: Value, parts: Parts, scale: Array, shift: Array, extra: Value | None) -> Outputs:
     """Return the moments of the outputs of the networks, multiplied by ``scale`` and then shifted.
 
     Args:
         x: Scaled features, ``(rows, n)``.
-        networks: M modules from moments to moments.
-        moments: Type of moments that they propagate.
+        parts: The model, with M networks from moments to moments.
         scale: Gains of the outputs, ``(outputs,)``.
         shift: Shifts of the outputs, ``(outputs,)``.
         extra: Variance to add to that of each mean, ``(rows,)``; ``None`` for zero.
     """
-    features, row_axis = in_features_of(networks[0]) or 1, int(len(networks) > 1)
-    mean, variance = _traced(copy.deepcopy(_Moments(networks, moments)).float(), x, features, row_axis)
-    correlated = moments is not DiagonalMoments and len(scale) == 2
+    networks, features = parts.networks, len(parts.feature_names)
+    module = copy.deepcopy(_Moments(networks, parts.moments)).float()
+    mean, variance = _traced(module, x, features, row_axis=int(len(networks) > 1))
+    correlated = parts.moments is not DiagonalMoments and len(scale) == 2
     first, second = PAIRS if correlated else (slice(None), slice(None))
     order = [2, 0, 1] if len(networks) > 1 else [1, 0]
     fluctuation = scale * OF_FLUCTUATIONS[: len(scale)]

@@ -11,7 +11,6 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from mpgelu.errors import InputError
 from mpgelu.estimators.measurement import checked_errors, main_effects, moved
 from mpgelu.inspect.diagonal_sources import DiagonalSources
+from mpgelu.inspect.hooks import after_each_layer
 from mpgelu.layers import MPGELU, Dropout, GaussianLinear, Periodic
 from mpgelu.likelihoods import HeteroscedasticGaussian, Likelihood, MeanAndLogVariance
 from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
@@ -295,13 +295,11 @@ def _traced(network: nn.Module, start: Any, labels: dict[int, _Source], features
     Raises:
         InputError: A layer returned moments that do not keep their sources.
     """
-    calls: dict[str, int] = {}
     mapped = False  # whether a layer has mapped the features to other units
     alive: list[object] = []  # the identities of labelled sources, so that no id is used twice
 
-    def hook(name: str, module: nn.Module, _: object, output: Any) -> Any:
+    def label(name: str, module: nn.Module, output: Any) -> Any:
         nonlocal mapped
-        calls[name] = calls.get(name, 0) + 1
         if not isinstance(output, FactoredMoments | DiagonalSources):
             raise InputError(
                 f"attribute: layer {name} ({type(module).__name__}) mixes its sources, which cannot be told apart "
@@ -313,17 +311,12 @@ def _traced(network: nn.Module, start: Any, labels: dict[int, _Source], features
             if id(key) not in labels:
                 units = features if not mapped else tuple(map(str, range(variances.shape[-2])))
                 kind = _KINDS.get(type(module), type(module).__name__.lower())
-                labels[id(key)] = _Source(kind, name if calls[name] == 1 else f"{name} ({calls[name]})", units)
+                labels[id(key)] = _Source(kind, name, units)
                 alive.append(key)
         return output
 
-    leaves = [(name, module) for name, module in network.named_modules() if not list(module.children())]
-    handles = [module.register_forward_hook(partial(hook, name)) for name, module in leaves]
-    try:
+    with after_each_layer(network, label):
         return network(start)
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _reached(moments: Any) -> list[tuple[object, Tensor]]:

@@ -47,11 +47,11 @@ def plot_attribution(frame: pd.DataFrame, rows: Sequence[int] | None = None) -> 
         bottom = bottom + chosen[source].to_numpy()
     bars.set(xlabel="row", ylabel="variance", title="Where the variance of some rows comes from")
     bars.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small", frameon=False)
-    rest = frame[frame.kind != "noise"]  # beside the noise, which is often most of it, nothing else could be seen
+    rest = frame[frame.kind != "noise"]  # the noise is often most of the variance and would hide the others
     top = rest.assign(name=_names(rest)).groupby("name").variance.sum().nlargest(15)[::-1]
     ranking.barh(list(top.index), 100 * top / rest.variance.sum())
     noise = 1 - rest.variance.sum() / frame.variance.sum()
-    ranking.set(xlabel="% of the rest, over all rows", title=f"Beside the noise ({noise:.0%})")
+    ranking.set(xlabel="% of the remaining variance, over all rows", title=f"Without the noise ({noise:.0%})")
     return figure
 
 

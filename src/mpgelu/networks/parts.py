@@ -136,8 +136,9 @@ def _(
     likelihood: Likelihood | None = None,
     moments: type[Moments] = FactoredMoments,
 ) -> Parts:
-    given = None if features is None else features if isinstance(features, int) else len(features)
-    count = given or _first_size(caller, model)
+    given = features if features is None or isinstance(features, int) else len(features)
+    if (count := given or in_features_of(model)) is None:
+        raise InputError(f"{caller}: no layer of the network states its number of features; give features=")
     return Parts(
         networks=[model],
         weights=torch.ones(1, dtype=torch.float64, device=_first_device([model])),
@@ -170,21 +171,15 @@ def _first_device(networks: Sequence[nn.Module]) -> torch.device:
     return next((p.device for network in networks for p in network.parameters()), torch.device("cpu"))
 
 
+def one_row(network: nn.Module, features: int) -> Tensor:
+    """Return a row of zeros, ``(1, features)``, with the dtype and on the device of a network."""
+    return next(network.parameters(), torch.empty(0, device="cpu")).new_zeros(1, features)
+
+
 def in_features_of(network: nn.Module) -> int | None:
     """Return the number of inputs of the first layer that states it as ``in_features``; ``None`` if none does."""
     sizes = (getattr(module, "in_features", None) for module in network.modules())
     return next((size for size in sizes if isinstance(size, int)), None)
-
-
-def _first_size(caller: str, network: nn.Module) -> int:
-    """Return the number of inputs of a network.
-
-    Raises:
-        InputError: No layer states it.
-    """
-    if (size := in_features_of(network)) is None:
-        raise InputError(f"{caller}: the network has no linear layer that tells its number of features; give features=")
-    return size
 
 
 def _likelihood(caller: str, network: nn.Module, features: int) -> Likelihood:
@@ -193,9 +188,8 @@ def _likelihood(caller: str, network: nn.Module, features: int) -> Likelihood:
     Raises:
         InputError: The network has more than two outputs.
     """
-    like = next(network.parameters(), torch.empty(0, device="cpu"))
     with torch.no_grad():
-        outputs = network(like.new_zeros(1, features)).shape[-1]
+        outputs = network(one_row(network, features)).shape[-1]
     if outputs not in (1, 2):
         raise InputError(
             f"{caller}: the network has {outputs} outputs; one (mean) and two (mean, log-variance) are understood, "

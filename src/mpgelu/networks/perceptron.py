@@ -183,7 +183,7 @@ def mean_and_spread(value: Moments) -> tuple[Tensor, Tensor]:
     return value.mean, value.variance if isinstance(value, DiagonalMoments) else value.covariance
 
 
-def _names(layer: Any) -> tuple[str, str]:
+def _names(layer: MaskedLinear) -> tuple[str, str]:
     """Return the names of weight and bias of a layer."""
     return f"{layer.name}.weight", f"{layer.name}.bias"
 

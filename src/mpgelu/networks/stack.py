@@ -98,14 +98,14 @@ class Stack(nn.Module):
         return vmap(self._run)(*self.state(), value)
 
     def of_known(self, x: Tensor, moments: type[Moments]) -> Any:
-        """Moments of the outputs of random networks for known inputs ``(models, rows, n)``.
+        """Return the moments of the outputs of random networks for deterministic inputs.
 
         Args:
-            x: Inputs.
-            moments: The type that is propagated; where only the last layer is random, all types are exact.
+            x: Inputs, ``(models, rows, n)``.
+            moments: The type that is propagated; if only the last layer is random, all types are exact.
         """
         form = self._headed
-        if form is not None and x.dim() == 3 and len(x) == len(self) and self._takes(x):
+        if form is not None and self._takes(x):
             networks = self._for_heads.of(self.parameters(), lambda: form.arrays(self.state()[0]))
             if x.shape[2] == networks.body.features:
                 return networks(x)
@@ -175,15 +175,15 @@ class Stack(nn.Module):
     def _known(self, value: Tensor) -> Tensor | None:
         """Return the outputs for inputs ``(models, rows, n)`` by one call of a kernel, or ``None``."""
         form = self._plain
-        if form is None or value.dim() != 3 or len(value) != len(self):
-            return None
-        if not self._takes(value):
+        if form is None or not self._takes(value):
             return None
         networks = self._for_tensors.of(self.parameters(), lambda: form.arrays(self.state()[0]))
         return plain.outputs(networks, value) if value.shape[2] == networks.features else None
 
     def _takes(self, value: Tensor) -> bool:
-        """Whether a native call without gradients can take known inputs and these parameters."""
+        """Return whether a kernel without gradients takes inputs ``(models, rows, n)`` and these parameters."""
+        if value.dim() != 3 or len(value) != len(self):
+            return False
         if not self._is_fixed or (value.requires_grad and torch.is_grad_enabled()):
             return False
         return perceptron.can_take(value, *self.parameters())

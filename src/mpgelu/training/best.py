@@ -45,7 +45,7 @@ class Best:
 
     @property
     def epochs_without_improvement(self) -> int:
-        """Number of epochs since the last improvement of any model."""
+        """Number of epochs since the last improvement of any model, zero before the first epoch."""
         return len(self.seen) - 1 - int(self.epoch.max()) if self.seen else 0
 
     def arrays(self) -> dict[str, Tensor]:

@@ -87,7 +87,7 @@ class Checkpoint:
             raise DataError(f"{self._path} holds a state that cannot be taken up ({words}); {_REMEDY}") from error
 
     def _taken_up(self, state: Mapping[str, Any]) -> list[Tensor]:
-        """Load every part of a state; the losses of the epochs behind it."""
+        """Load every part of a state, and return the losses of the completed epochs, ``(*models,)`` each."""
         for name, module in self._modules.items():
             module.load_state_dict(state[name])
         self._trainer.load(state["trainer"])

@@ -25,7 +25,7 @@ class Rows:
         size: Number of rows in a batch.
         drop_last: Whether to skip an incomplete last batch, unless it is the only one.
         seed: Seed of the order of the rows.
-        shuffle: From a generator to random numbers ``(*models, rows)``, by whose size an epoch orders the rows.
+        shuffle: Function from a generator to random numbers ``(*models, rows)``, whose ranks are the order of the rows.
     """
 
     is_whole = True  # each of several processes holds all rows
@@ -58,7 +58,7 @@ class Loader:
 
     Args:
         batches: The iterable.
-        like: Tensor whose device the batches are moved to, and whose dtype arrays of numpy get.
+        like: Tensor whose device the batches are moved to, and whose dtype numpy arrays get.
     """
 
     is_whole = False  # each of several processes has a loader that gives its part

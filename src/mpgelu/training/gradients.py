@@ -11,7 +11,7 @@ from torch import Tensor
 def limit_gradients(
     gradients: Sequence[Tensor], losses: Tensor, clip: float | None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Scale the gradient of each model in place to a norm of at most ``clip``, and set those of other models to zero.
+    """Scale the gradient of each model in place to a norm of at most ``clip``, or to zero if it is not finite.
 
     Args:
         gradients: Gradients of all parameters, ``(*models, ...)`` each.

@@ -126,7 +126,7 @@ class Trainer:
         if self.scheduler:
             self.scheduler.step()
         if damped:
-            self._blend(before, self.step_scale)
+            self._blend(before)
         if not self.good.all():
             self._recover()
         elif snapshot_due:
@@ -183,11 +183,11 @@ class Trainer:
         if self.processes.is_first:
             warnings.warn(message, RecoveryWarning, stacklevel=6)
 
-    def _blend(self, start: list[Tensor], scale: Tensor) -> None:
-        """Move the parameters from ``start`` by only a fraction ``scale`` of the step that was taken."""
+    def _blend(self, start: list[Tensor]) -> None:
+        """Shorten the step that the parameters of each model took from ``start`` by its step scale."""
         with torch.no_grad():
             for p, before in zip(self.parameters, start, strict=True):
-                p.copy_(torch.lerp(before, p, aligned(scale, p).to(p)))
+                p.copy_(torch.lerp(before, p, aligned(self.step_scale, p).to(p)))
 
 
 def _gradient(p: nn.Parameter) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +17,13 @@ from mpgelu.inspect.audit.findings import Audit, LayerAudit
 from mpgelu.inspect.audit.inputs import InputAudit, audit_inputs
 from mpgelu.inspect.audit.samples import Samples, Source, draw
 from mpgelu.inspect.audit.tally import Tally
+from mpgelu.inspect.hooks import after_each_layer
 from mpgelu.moments import FactoredMoments, Moments, moments_of
 from mpgelu.networks import Parts, is_random, parts_of
 
 _DRAWS = 20_000
 _CACHED, _CHUNK = 2**17, 2**22  # sampled values of a layer at a time: what is fastest, and at most
-_AT_ONCE = 256  # draws, to which a larger chunk than the fastest is due: moments are propagated once for each chunk
+_AT_ONCE = 256  # draws for which a chunk may be larger than the fastest, as each chunk propagates moments once
 
 
 def verify(
@@ -112,36 +112,26 @@ def _tallied(network: nn.Module, start: Moments, draws: int, source: Source) -> 
         source: Source of the random numbers.
     """
     tallies: dict[str, Tally] = {}
-    calls: dict[str, int] = {}
 
-    def record(name: str, module: nn.Module, _: object, output: object) -> None:
+    def record(name: str, module: nn.Module, output: object) -> None:
         if isinstance(output, Samples):
-            calls[name] = calls.get(name, 0) + 1
-            key = name if calls[name] == 1 else f"{name} ({calls[name]})"
-            if key not in tallies:
-                tallies[key] = Tally(_kind(module), output.moments)
-            tallies[key].add(output)
+            if name not in tallies:
+                tallies[name] = Tally(_kind(module), output.moments)
+            tallies[name].add(output)
 
     with torch.no_grad():
         try:
             network(draw(start, 1, source))
         except TypeError:
-            network(start)  # a plain torch module refuses moments with the remedy
+            network(start)  # plain torch modules refuse moments, with the remedy
             raise
     source.layers = source.done
-    leaves = [(name, module) for name, module in network.named_modules() if not list(module.children())]
-    hooks = [module.register_forward_hook(partial(record, name)) for name, module in leaves]
     widest = max([start.event_shape.numel(), *(max(p.shape) for p in network.parameters() if p.dim() > 1)])
     chunk = _draws_at_a_time(widest * len(start.mean))
-    try:
-        with torch.no_grad():
-            for first in range(0, draws, chunk):
-                calls.clear()
-                source.begin(first)
-                network(draw(start, min(chunk, draws - first), source))
-    finally:
-        for handle in hooks:
-            handle.remove()
+    for first in range(0, draws, chunk):
+        source.begin(first)
+        with torch.no_grad(), after_each_layer(network, record):
+            network(draw(start, min(chunk, draws - first), source))
     return tallies
 
 

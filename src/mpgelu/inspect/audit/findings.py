@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from mpgelu.inspect.audit.inputs import ALLOWED, InputAudit
+from mpgelu.inspect.audit.inputs import ALLOWED, Finding, InputAudit
 
 _WEAK = 0.5  # skewness from which on a distribution is visibly lopsided; a gamma distribution of shape 16 has it
-# Layers whose outputs are what a nonlinearity, or at the end the likelihood, takes for Gaussian.
+# Layers whose outputs the next nonlinearity, or at the end the likelihood, assumes to be Gaussian.
 _MIXING = ("Linear", "GaussianLinear", "BatchNorm1d", "LayerNorm", "Operation")
-_EXACT = ("Dropout", "MPGELU")  # assume nothing
+_EXACT = ("Dropout", "MPGELU")  # layers whose moments are exact without a Gaussian assumption
 
 
 @dataclass(frozen=True)
-class LayerAudit:
+class LayerAudit(Finding):
     """Comparison of the propagated moments of one layer with samples; the worst entry over all rows and units.
 
     Attributes:
@@ -46,11 +46,6 @@ class LayerAudit:
     decided: bool
     passed: bool
 
-    @property
-    def verdict(self) -> str:
-        """The verdict: ``"pass"``, ``"FAIL"`` or ``"undecided"``."""
-        return "FAIL" if not self.passed else "pass" if self.decided else "undecided"
-
 
 @dataclass(frozen=True)
 class Audit:
@@ -80,12 +75,17 @@ class Audit:
         """Whether the number of draws suffices to distinguish right from wrong moments in every layer."""
         return all(part.decided for part in self._parts())
 
-    def _parts(self) -> tuple[LayerAudit | InputAudit, ...]:
+    def _parts(self) -> tuple[Finding, ...]:
         """Return all findings."""
         return self.layers if self.inputs is None else (*self.layers, self.inputs)
 
     def words(self) -> str:
         """Return the findings in words: whether the moments are right, and where the Gaussian assumption is weak."""
+        lines = [*self._agreement(), *self._assumption()]
+        return "\n".join(lines if self.inputs is None else [*lines, self.inputs.words()])
+
+    def _agreement(self) -> list[str]:
+        """Return the sentences about errors of moments, and about what the draws cannot decide."""
         wrong = [row for row in self.layers if not row.passed]
         undecided = [row.layer for row in self.layers if row.verdict == "undecided"]
         lines = ["Means and covariances agree with sampling at every layer."]
@@ -114,7 +114,12 @@ class Audit:
                 + f", and of {len(partly) - 1} other layer{'s' * (len(partly) > 2)}," * (len(partly) > 1)
                 + f" are too rarely random for {self.draws} draws and were left out."
             )
-        misled = [row.layer for row in wrong if row.kind not in (*_MIXING, *_EXACT)]
+        return lines
+
+    def _assumption(self) -> list[str]:
+        """Return the sentences about the assumption that units before a nonlinearity are Gaussian."""
+        lines = []
+        misled = [row.layer for row in self.layers if not row.passed and row.kind not in (*_MIXING, *_EXACT)]
         if misled:
             lines.append(f"The Gaussian assumption is wrong for some inputs of the nonlinearity at {_listed(misled)}.")
         skewed = [row for row in self.layers if row.skewness > _WEAK and row.kind in _MIXING]
@@ -128,9 +133,7 @@ class Audit:
             )
         else:
             lines.append(f"No unit that is taken for Gaussian has a skewness above {_WEAK}.")
-        if self.inputs is not None:
-            lines.append(self.inputs.words())
-        return "\n".join(lines)
+        return lines
 
     def frame(self) -> pd.DataFrame:
         """Return the findings of the layers as a DataFrame, one row per layer."""

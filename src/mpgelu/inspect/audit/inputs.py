@@ -16,8 +16,25 @@ _AT_ONCE = 2048  # inputs
 MeanAndVariance = tuple[Tensor, Tensor]  # (rows, units) each
 
 
+class Finding:
+    """A comparison with samples.
+
+    Attributes:
+        decided: Whether the number of draws suffices to distinguish right from wrong values.
+        passed: Whether the errors are within their allowance, including sampling error.
+    """
+
+    decided: bool
+    passed: bool
+
+    @property
+    def verdict(self) -> str:
+        """The verdict: ``"pass"``, ``"FAIL"`` or ``"undecided"``."""
+        return "FAIL" if not self.passed else "pass" if self.decided else "undecided"
+
+
 @dataclass(frozen=True)
-class InputAudit:
+class InputAudit(Finding):
     """Comparison of predictions for features with errors with averages of predictions over random inputs.
 
     Errors are the largest over all rows, in standard deviations of the sampled average, each with its standard error.
@@ -40,11 +57,6 @@ class InputAudit:
     propagated: bool
     decided: bool
     passed: bool
-
-    @property
-    def verdict(self) -> str:
-        """The verdict: ``"pass"``, ``"FAIL"`` or ``"undecided"``."""
-        return "FAIL" if not self.passed else "pass" if self.decided else "undecided"
 
     def words(self) -> str:
         """Return the finding in one or two sentences."""

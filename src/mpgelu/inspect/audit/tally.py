@@ -31,27 +31,27 @@ class Compared(NamedTuple):
     Attributes:
         error: Absolute errors.
         se: Standard errors of the sampled values.
-        told: Which of them rest on enough deviations to be compared.
+        reliable: Which of them rest on enough deviations to be compared.
         deviations: Effective number of deviations behind each, :math:`N (E d^2)^2 / E d^4`.
     """
 
     error: Tensor
     se: Tensor
-    told: Tensor
+    reliable: Tensor
     deviations: Tensor
 
     def worst(self, tolerance: float) -> tuple[float, float, float]:
-        """Error, standard error and excess of the entry that exceeds its allowance most, with Bonferroni correction.
+        """Return error, standard error and excess of the entry that exceeds its Bonferroni-corrected allowance most.
 
         Args:
             tolerance: Error allowed in addition to sampling error.
         """
-        if not self.told.any():
+        if not self.reliable.any():
             return math.nan, math.nan, -math.inf
         level = _FALSE_ALARM / _COMPARED / 2 / self.error.numel()
         found = -stdtrit(self.deviations.clamp_min(2).cpu().numpy() / 2, level)
         critical = torch.as_tensor(found, device="cpu").to(self.error)
-        excess = torch.where(self.told, self.error - critical * self.se - tolerance, -math.inf).flatten()
+        excess = torch.where(self.reliable, self.error - critical * self.se - tolerance, -math.inf).flatten()
         place = int(excess.argmax())
         return self.error.flatten()[place].item(), self.se.flatten()[place].item(), excess[place].item()
 
@@ -74,7 +74,7 @@ class Tally:
         self.size = torch.where(size > 0, size, 1)
         self.mean = moments.mean.double() / self.size
         self.covariance = moments.covariance.double() / self.size.square().unsqueeze(-1)
-        self.stated = _diagonal(self.covariance)
+        self.stated = self.covariance.diagonal(dim1=-2, dim2=-1)
         self.centre = self.mean  # until there are draws
         self.count = 0
         self.sums: list[Tensor | float] = [0.0] * 8
@@ -127,26 +127,26 @@ class Tally:
         variance = (second - shift.square()).clamp_min(0)
         sampled = _with_diagonal(products - _outer(shift), variance)
         moves, claims = (part > (_ROUNDING * self.eps) ** 2 for part in (variance, self.stated))
-        # Where all randomness is that of masks, both outcomes of each were seen, and what did not move does not.
+        # If masks are the only randomness, both outcomes of each were drawn: a unit without variance has none.
         deviations = self._deviations(second, fourth)
-        told = torch.where(moves, deviations > ENOUGH, ~claims | (not source.gaussian))
+        reliable = torch.where(moves, deviations > ENOUGH, ~claims | (not source.gaussian))
         scale = torch.where(moves, variance, torch.where(claims, self.stated, 1)).sqrt()
-        # Where less than expected was seen, less was seen too of what standard errors are estimated from.
+        # A sampled variance below the stated one means that standard errors are underestimated by the same factor.
         shortfall = _ratio(self.stated, variance).clamp_min(1)
         mean = Compared(
             ((self.centre + shift - self.mean).abs() - 4 * self.eps).clamp_min(0) / scale,
             (mean_spread * shortfall / self.count).sqrt() / scale,
-            told,
+            reliable,
             deviations,
         )
-        # And units that rarely move together may not have done so once.
+        # Units that rarely deviate together may not have done so in any draw.
         spread = (pair_squares - products.square()).clamp_min(0) * _outer(shortfall.sqrt())
         spread = torch.maximum(spread, _outer(torch.maximum(variance, self.stated)))
         spread = _with_diagonal(spread, (fourth - second.square()).clamp_min(0) * shortfall)
         covariance = Compared(
             (sampled - self.covariance).abs() / _outer(scale),
             (spread / self.count).sqrt() / _outer(scale),
-            _outer(told),
+            _outer(reliable),
             torch.minimum(deviations.unsqueeze(-1), deviations.unsqueeze(-2)),
         )
         total = self._total(variance.sum(-1), second.sum(-1), total_square, (moves | claims).any(-1))
@@ -156,7 +156,7 @@ class Tally:
         skewness = _ratio(cubes - 3 * shift * second + 2 * shift**3, variance**1.5)
         visible = variance > 1e-2 * variance.amax(-1, keepdim=True)
         eigenvalues, largest = torch.linalg.eigvalsh(self.covariance), self.stated.amax(-1)
-        judged = told.double().mean().item()
+        judged = reliable.double().mean().item()
         return LayerAudit(
             layer=name,
             kind=self.kind,
@@ -165,7 +165,7 @@ class Tally:
             covariance_error=worst[0],
             covariance_se=worst[1],
             smallest_eigenvalue=(eigenvalues[..., 0] / torch.where(largest > 0, largest, 1)).min().item(),
-            skewness=torch.where(told & visible, skewness, 0).abs().max().item(),
+            skewness=torch.where(reliable & visible, skewness, 0).abs().max().item(),
             judged=judged,
             decided=judged >= _MOST and (within or not source.missed),
             passed=within or source.missed,
@@ -175,21 +175,16 @@ class Tally:
         """Compare the sum of the variances of all units with the propagated sum, averaged over rows."""
         stated = self.stated.sum(-1)
         deviations = self._deviations(second, fourth)
-        told = random & (deviations > ENOUGH)
-        base, rows = torch.where(stated > 0, stated, variance), told.sum().clamp_min(1)
-        error = torch.where(told, _ratio(variance - stated, base), 0).sum() / rows
+        reliable = random & (deviations > ENOUGH)
+        base, rows = torch.where(stated > 0, stated, variance), reliable.sum().clamp_min(1)
+        error = torch.where(reliable, _ratio(variance - stated, base), 0).sum() / rows
         spread = (fourth - second.square()).clamp_min(0) * _ratio(stated, variance).clamp_min(1)
-        se = torch.where(told, _ratio(spread, base.square()), 0).sum().div(self.count).sqrt() / rows
-        return Compared(error.abs(), se, told.any(), torch.where(told, deviations, torch.inf).min())
+        se = torch.where(reliable, _ratio(spread, base.square()), 0).sum().div(self.count).sqrt() / rows
+        return Compared(error.abs(), se, reliable.any(), torch.where(reliable, deviations, torch.inf).min())
 
     def _deviations(self, second: Tensor, fourth: Tensor) -> Tensor:
         """Return the effective number of deviations behind a second moment, :math:`N (E d^2)^2 / E d^4`."""
         return self.count * _ratio(second.square(), fourth)
-
-
-def _diagonal(matrix: Tensor) -> Tensor:
-    """Return the diagonals of matrices."""
-    return matrix.diagonal(dim1=-2, dim2=-1)
 
 
 def _with_diagonal(matrix: Tensor, values: Tensor) -> Tensor:
