@@ -146,6 +146,44 @@ def test_units_and_features_are_named() -> None:
     np.testing.assert_allclose(total(summed), total(frame), rtol=1e-12)
 
 
+@pytest.mark.parametrize("moments", [mp.FactoredMoments, mp.DiagonalMoments])
+@pytest.mark.parametrize("bias", [True, False])
+def test_random_weights_belong_to_what_they_multiply(moments: Any, bias: bool) -> None:
+    """Two linear maps of random weights: the variance of every weight reaches the output in closed form."""
+    first, second = mp.GaussianLinear(2, 3, bias=bias), mp.GaussianLinear(3, 1, bias=bias)
+    for layer in (first, second):
+        for parameter in layer.parameters():
+            nn.init.normal_(parameter)
+    x = torch.tensor([[1.0, -2.0], [0.0, 0.5], [0.0, 0.0]])
+    frame = attribute(nn.Sequential(first, second), x, features=["a", "b"], moments=moments)
+    found = frame[frame.kind == "weights"].pivot(index="row", columns=["layer", "unit"], values="variance")
+    through = second.weight[0].square()  # (3,)
+    mean, variance = first(x), x.square() @ first.weight_variance.mT
+    if bias:
+        assert first.bias_variance is not None
+        assert second.bias_variance is not None
+        variance = variance + first.bias_variance
+        np.testing.assert_allclose(found["0", "bias"], (through @ first.bias_variance).expand(3).detach(), rtol=1e-5)
+        np.testing.assert_allclose(found["1", "bias"], second.bias_variance.expand(3).detach(), rtol=1e-5)
+    by_feature = x.square() * (through @ first.weight_variance)
+    by_unit = second.weight_variance[0] * (mean.square() + variance)
+    np.testing.assert_allclose(found["0"][["a", "b"]], by_feature.detach(), rtol=1e-5)
+    np.testing.assert_allclose(found["1"][["0", "1", "2"]], by_unit.detach(), rtol=1e-5)
+
+
+def test_the_features_of_random_weights_are_listed_for_ensembles_too(table: Any) -> None:
+    X, y = table
+
+    def build(features: int, kind: Any, outputs: int) -> Any:
+        return mp.network(features, (4,), outputs, rate=kind.rate, gaussian_weights=True)
+
+    model = mp.MPGELURegressor(sigma=None, rate=0.1, folds=2, brief=False, network=build, steps=5, random_state=0)
+    frame = attribute(model.fit(X, y), X[:2])
+    weights = frame[(frame.kind == "weights") & (frame.row == 0)]
+    assert list(weights[weights.layer == "1"].unit) == ["a", "b", "c", "bias"]
+    assert list(weights[weights.layer == "4"].unit) == [""]
+
+
 def test_one_output_has_constant_noise() -> None:
     network, x = mp.network(3, (5,), 1), torch.randn(6, 3)
     frame = attribute(network, x, likelihood=mp.Gaussian(0.25))

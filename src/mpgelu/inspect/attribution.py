@@ -29,7 +29,7 @@ from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
 from mpgelu.networks import Members, Parts, is_random, parts_of
 from mpgelu.rules import fork
 
-_KINDS: dict[type[nn.Module], str] = {Dropout: "dropout", MPGELU: "mpgelu", GaussianLinear: "weights"}
+_KINDS: dict[type[nn.Module], str] = {Dropout: "dropout", MPGELU: "mpgelu"}
 _JOINTLY = "jointly"  # name of the unit that holds the interactions of the errors of several features
 _ENTRIES = 2**22  # largest number of entries of the factors in memory
 _COLUMNS = ["row", "kind", "layer", "unit", "variance", "share"]
@@ -48,6 +48,20 @@ class _Source:
     kind: str
     layer: str
     units: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Label:
+    """What is known of a set of sources.
+
+    Attributes:
+        source: The random numbers by their units.
+        shares: Shares of the units in each number of the moments, ``(rows, numbers, units)``; ``None`` if each number
+            belongs to one unit.
+    """
+
+    source: _Source
+    shares: Tensor | None = None
 
 
 _NOISE, _DISAGREEMENT = _Source("noise", "", ("",)), _Source("disagreement", "", ("",))
@@ -78,7 +92,8 @@ def attribute(
     - ``noise``, the expected variance of the observation noise, which is aleatoric; all others are epistemic,
     - ``dropout``, the masks of a dropout layer; those of a dropout layer on the input are reported by feature,
     - ``mpgelu``, the masks of an MP-GELU layer,
-    - ``weights``, the random weights of a :class:`mpgelu.GaussianLinear` layer,
+    - ``weights``, the random weights of a :class:`mpgelu.GaussianLinear` layer, by the feature or unit that they
+      multiply, and its random ``bias``,
     - ``disagreement``, the variance of the means of the networks of an ensemble,
     - ``distance``, the variance that is added for each feature outside the range of the training data,
     - ``input``, the measurement errors of the features, with ``input_std`` only.
@@ -154,7 +169,7 @@ def _split(
         mean, split = _network(network, parts, x)
         means.append(mean)
         for source, variance in split.items():
-            if not named and source.units != tuple(parts.feature_names):
+            if not named and source.units[: len(parts.feature_names)] != tuple(parts.feature_names):
                 source, variance = replace(source, units=("",)), variance.sum(-1, keepdim=True)
             totals[source] = totals.get(source, torch.zeros((), device="cpu")) + weight * variance
     if parts.scaling.reach > 0:
@@ -271,16 +286,19 @@ def _rows(network: nn.Module, parts: Parts, x: Tensor) -> tuple[Tensor, dict[_So
     start: FactoredMoments | DiagonalSources = (
         DiagonalSources(x) if diagonal else fork(FactoredMoments(x, max_rank=math.inf))
     )
-    labels: dict[int, _Source] = {}
+    labels: dict[int, _Label] = {}
     output = _traced(network, start, labels, tuple(parts.feature_names))
     moments = DiagonalMoments(output.mean, output.variance) if isinstance(output, DiagonalSources) else output
     noise, mean = parts.likelihood.noise(moments), parts.likelihood.predictive(moments, 2).mean
     direction = parts.likelihood.mean_direction(moments)
-    split = {labels[id(key)]: variances for key, variances in _along(output, direction)}
-    return mean, {_NOISE: noise[:, None], **split}
+    split = {_NOISE: noise[:, None]}
+    for key, variances in _along(output, direction):
+        found = labels[id(key)]
+        split[found.source] = variances if found.shares is None else (variances[:, None] @ found.shares)[:, 0]
+    return mean, split
 
 
-def _traced(network: nn.Module, start: Any, labels: dict[int, _Source], features: tuple[str, ...]) -> Any:
+def _traced(network: nn.Module, start: Any, labels: dict[int, _Label], features: tuple[str, ...]) -> Any:
     """Run a network and label every source with the layer that added it.
 
     Args:
@@ -298,7 +316,7 @@ def _traced(network: nn.Module, start: Any, labels: dict[int, _Source], features
     mapped = False  # whether a layer has mapped the features to other units
     alive: list[object] = []  # the identities of labelled sources, so that no id is used twice
 
-    def label(name: str, module: nn.Module, output: Any) -> Any:
+    def label(name: str, module: nn.Module, value: Any, output: Any) -> Any:
         nonlocal mapped
         if not isinstance(output, FactoredMoments | DiagonalSources):
             raise InputError(
@@ -306,17 +324,44 @@ def _traced(network: nn.Module, start: Any, labels: dict[int, _Source], features
                 "afterwards; MP-GELU, dropout, linear layers and their like keep them"
             )
         output = fork(output) if isinstance(output, FactoredMoments) else output
-        mapped = mapped or isinstance(module, nn.Linear | Periodic)
+        before, mapped = mapped, mapped or isinstance(module, nn.Linear | Periodic)
         for key, variances in _reached(output):
-            if id(key) not in labels:
+            if id(key) in labels:
+                continue
+            if isinstance(module, GaussianLinear):
+                labels[id(key)] = _of_weights(module, name, value, None if before else features)
+            else:
                 units = features if not mapped else tuple(map(str, range(variances.shape[-2])))
                 kind = _KINDS.get(type(module), type(module).__name__.lower())
-                labels[id(key)] = _Source(kind, name, units)
-                alive.append(key)
+                labels[id(key)] = _Label(_Source(kind, name, units))
+            alive.append(key)
         return output
 
     with after_each_layer(network, label):
         return network(start)
+
+
+def _of_weights(layer: GaussianLinear, name: str, value: Any, features: tuple[str, ...] | None) -> _Label:
+    r"""Return the label of the random weights of a layer, by the units that they multiply.
+
+    The moments hold the variance that all random weights of an output add to it,
+    :math:`\sum_j V_{oj} (m_j^2 + v_j) + V_{b,o}`. Weights are independent, and those of one output reach the result of
+    the network by the same way, so that the shares of its terms are exact.
+
+    Args:
+        layer: The layer.
+        name: Its name.
+        value: Moments of its inputs, ``(rows, n)``.
+        features: Names of the inputs if they are features; ``None`` for hidden units.
+    """
+    square = value.mean.square() + value.variance
+    terms = square.unsqueeze(-2) * layer.weight_variance  # (rows, outputs, n)
+    units = features or tuple(map(str, range(square.shape[-1])))
+    if layer.bias_variance is not None:
+        bias = layer.bias_variance.unsqueeze(-1).expand(*terms.shape[:-1], 1)
+        terms, units = torch.cat([terms, bias], -1), (*units, "bias")
+    shares = (terms / terms.sum(-1, keepdim=True)).nan_to_num()  # inputs that are zero contribute nothing
+    return _Label(_Source("weights", name, units), shares)
 
 
 def _reached(moments: Any) -> list[tuple[object, Tensor]]:

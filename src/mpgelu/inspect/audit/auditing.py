@@ -113,7 +113,7 @@ def _tallied(network: nn.Module, start: Moments, draws: int, source: Source) -> 
     """
     tallies: dict[str, Tally] = {}
 
-    def record(name: str, module: nn.Module, output: object) -> None:
+    def record(name: str, module: nn.Module, _: object, output: object) -> None:
         if isinstance(output, Samples):
             if name not in tallies:
                 tallies[name] = Tally(_kind(module), output.moments)
