@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from typing import Any
 
 import torch
@@ -45,7 +47,9 @@ class Dropout(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        held = torch.tensor(float(rate), dtype=dtype, device="cpu")  # rounding can take a rate just below one to one
+        given: object = rate  # which may be a number of numpy, or a text
+        number = float(rate) if isinstance(given, numbers.Real | Tensor) else math.nan
+        held = torch.tensor(number, dtype=dtype, device="cpu")  # rounding can take a rate just below one to one
         if not 0 <= held.item() < 1:
             raise InputError(f"Dropout: rate must be in [0, 1), got {rate}; it is the probability of dropping a unit")
         self.register_buffer("rate", held.to(device))

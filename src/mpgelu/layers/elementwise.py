@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from mpgelu.errors import InputError
 from mpgelu.layers.registry import layers
 from mpgelu.rules import activations, elementwise, leaky_relu
 from mpgelu.rules.elementwise import Activation
@@ -20,11 +21,19 @@ class Elementwise(nn.Module):
     by the best linear fit.
 
     Args:
-        activation: The function, a subclass of :class:`mpgelu.rules.elementwise.Activation`.
+        activation: The function, an object of a subclass of :class:`mpgelu.rules.elementwise.Activation`.
+
+    Raises:
+        InputError: It is not such an object.
     """
 
     def __init__(self, activation: Activation) -> None:
         super().__init__()
+        if not isinstance(activation, Activation):
+            raise InputError(
+                f"Elementwise: activation must be an Activation, a function with its slope, got {activation!r}; layers "
+                "such as mpgelu.layers.Tanh() have one"
+            )
         self.activation = activation
 
     def forward(self, input: Any) -> Any:

@@ -1,6 +1,6 @@
 """Likelihoods: from the moments of the outputs of a network to the distribution of the target."""
 
-from mpgelu.likelihoods.base import Likelihood, NoisePart, likelihoods
+from mpgelu.likelihoods.base import Likelihood, NoisePart, check_likelihood, likelihoods
 from mpgelu.likelihoods.gaussian import Gaussian
 from mpgelu.likelihoods.heavy_tailed import HeavyTailedGaussian
 from mpgelu.likelihoods.heteroscedastic import HeteroscedasticGaussian
@@ -15,5 +15,6 @@ __all__ = [
     "Likelihood",
     "MeanAndLogVariance",
     "NoisePart",
+    "check_likelihood",
     "likelihoods",
 ]

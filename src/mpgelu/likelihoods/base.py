@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mpgelu.errors import InputError
 from mpgelu.moments import Moments
 from mpgelu.predictive import Predictive
 from mpgelu.predictive.nodes import NODES
@@ -126,3 +127,16 @@ class Likelihood(nn.Module):
     def described(self) -> dict[str, Any]:
         """Return name and settings, as ``likelihoods.build`` takes them."""
         return likelihoods.describe(self)
+
+
+def check_likelihood(caller: str, likelihood: object) -> None:
+    """Raise unless an argument ``likelihood`` is a :class:`Likelihood`.
+
+    Raises:
+        InputError: It is not.
+    """
+    if isinstance(likelihood, type):
+        raise InputError(f"{caller}: likelihood must be an object, got a class; did you mean {likelihood.__name__}()?")
+    if not isinstance(likelihood, Likelihood):
+        came = type(likelihood).__name__
+        raise InputError(f"{caller}: likelihood must be a Likelihood, such as HeteroscedasticGaussian(), got {came}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from torch import Tensor
 
-from mpgelu.errors import MissingRuleError
+from mpgelu.errors import InputError, MissingRuleError
 
 # The rules behind operators, by name. mpgelu.rules enters them: rules are built on moments and not the other way.
 OPERATORS: dict[str, Callable[..., Any]] = {}
@@ -257,10 +257,28 @@ class Moments:
             raise AttributeError(message)
 
 
-def moments_of(moments: type[Moments] | Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+def moments_of(caller: str, moments: type[Moments] | Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
     """Return the function from known features to moments that an argument ``moments`` stands for.
 
     Args:
+        caller: Name of the function that the error message starts with.
         moments: A type of moments, which stands for its :meth:`Moments.certain`, or the function itself.
+
+    Raises:
+        InputError: The argument is neither.
     """
-    return moments.certain if isinstance(moments, type) and issubclass(moments, Moments) else moments
+    if isinstance(moments, type) or not callable(moments):
+        check_moment_type(caller, moments)
+        return cast(type[Moments], moments).certain
+    return moments
+
+
+def check_moment_type(caller: str, moments: object) -> None:
+    """Raise unless an argument ``moments`` is a type of moments, other than the abstract one.
+
+    Raises:
+        InputError: It is not.
+    """
+    if not (isinstance(moments, type) and issubclass(moments, Moments) and moments is not Moments):
+        came = moments.__name__ if isinstance(moments, type) else repr(moments)
+        raise InputError(f"{caller}: moments must be a type such as mpgelu.DiagonalMoments, got {came}")

@@ -121,7 +121,13 @@ def _nonlinearity(choice: Nonlinearity | Callable[[], nn.Module]) -> nn.Module:
         )
     if not callable(choice):
         return _named_nonlinearity("network", choice, "exact")
-    layer = choice()
+    try:
+        layer = choice()
+    except TypeError as error:
+        raise InputError(
+            f"network: nonlinearity must be a name or a function without arguments that makes a layer, got {choice!r}, "
+            f"which cannot be called so ({error}); layers such as mpgelu.layers.Tanh can"
+        ) from error
     if not isinstance(layer, nn.Module):
         raise InputError(f"network: nonlinearity must make an nn.Module, but it made {layer!r}")
     return layer
@@ -145,5 +151,5 @@ def _check_sizes(caller: str, *, in_features: int, outputs: int, hidden: Sequenc
         )
     sizes: list[tuple[str, object]] = [("in_features", in_features), ("outputs", outputs)]
     for name, size in [*sizes, *(("hidden", width) for width in hidden)]:
-        if not isinstance(size, numbers.Integral) or int(size) < 1:
+        if isinstance(size, bool) or not isinstance(size, numbers.Integral) or int(size) < 1:
             raise InputError(f"{caller}: {name} must be a positive whole number, got {size!r}")

@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from mpgelu.errors import InputError
-from mpgelu.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
-from mpgelu.moments import FactoredMoments, Moments
+from mpgelu.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood, check_likelihood
+from mpgelu.moments import FactoredMoments, Moments, check_moment_type
 from mpgelu.networks.scaling import FeatureScale
 
 
@@ -136,6 +136,9 @@ def _(
     likelihood: Likelihood | None = None,
     moments: type[Moments] = FactoredMoments,
 ) -> Parts:
+    check_moment_type(caller, moments)
+    if likelihood is not None:
+        check_likelihood(caller, likelihood)
     given = features if features is None or isinstance(features, int) else len(features)
     if (count := given or in_features_of(model)) is None:
         raise InputError(f"{caller}: no layer of the network states its number of features; give features=")

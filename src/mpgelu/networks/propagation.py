@@ -50,7 +50,7 @@ def propagate(
     check_mean("propagate", x)
     if x.dim() != 2:
         raise InputError(f"propagate: x must have shape (rows, features), got {tuple(x.shape)}")
-    start = moments_of(moments)
+    start = moments_of("propagate", moments)
     size = rows_at_once or _default_rows(network, start(x[:1]))
     if size < 1:
         raise InputError(f"propagate: rows_at_once must be at least 1, got {rows_at_once}")

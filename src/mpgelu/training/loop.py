@@ -143,7 +143,7 @@ def fit(
     compile = compile and native.can_compile()
     if not compile:
         warn_if_slow(network)
-    row_losses = _row_losses(network if compile else as_function(network), likelihood, moments_of(moments))
+    row_losses = _row_losses(network if compile else as_function(network), likelihood, moments_of("fit", moments))
     started = time.perf_counter()
     with cooperating(like.device, _remedy(checkpoint)) as processes:
         rows = source(data, like, batch_size, drop_last, seed, shuffle)

@@ -17,7 +17,8 @@ from sklearn.utils import check_random_state
 from mpgelu.errors import InputError
 from mpgelu.estimators.recipe.networks import default_network
 from mpgelu.estimators.recipe.settings import Kind, Settings
-from mpgelu.moments import Moments
+from mpgelu.likelihoods import check_likelihood
+from mpgelu.moments import check_moment_type
 
 _FOLDS = 5
 _MOST_OF_PROCESS = 2_000  # largest number of rows with a Gaussian process, whose cost is cubic
@@ -57,9 +58,15 @@ def settings_of(estimator: Any, rows: int, features: int) -> Settings:
     if estimator.noise not in _NOISES:
         wanted = " or ".join(map(repr, _NOISES))
         raise InputError(f"MPGELURegressor: noise must be {wanted}, got {estimator.noise!r}")
-    if estimator.moments is not None and not _is_moments(estimator.moments):
-        came = repr(estimator.moments)
-        raise InputError(f"MPGELURegressor: moments must be a type such as mpgelu.DiagonalMoments, got {came}")
+    if estimator.moments is not None:
+        check_moment_type("MPGELURegressor", estimator.moments)
+    if estimator.likelihood is not None:
+        check_likelihood("MPGELURegressor", estimator.likelihood)
+    if estimator.network is not None and not callable(estimator.network):
+        raise InputError(
+            "MPGELURegressor: network must be a function (features, kind, outputs) that returns a new network, got "
+            f"{estimator.network!r}"
+        )
     if estimator.checkpoint is not None and not isinstance(estimator.random_state, numbers.Integral):
         raise InputError(
             "MPGELURegressor: checkpoint needs a whole number as random_state, by which a fit that is resumed is "
@@ -157,11 +164,6 @@ def _listed(value: Any) -> list[Any]:
 def _is_number(value: object) -> bool:
     """Return whether a value is a real number, also of numpy."""
     return isinstance(value, numbers.Real)
-
-
-def _is_moments(value: object) -> bool:
-    """Return whether a value is a type of moments."""
-    return isinstance(value, type) and issubclass(value, Moments)
 
 
 def _is_positive(value: object) -> bool:

@@ -86,7 +86,7 @@ def verify(
     draws = _DRAWS if draws is None else draws
     if draws < 100:
         raise InputError(f"verify: draws must be at least 100, got {draws}")
-    start = moments_of(moments or FactoredMoments)(X)
+    start = moments_of("verify", moments or FactoredMoments)(X)
     if len(start.batch_shape) != 1:
         raise InputError(
             f"verify: X must have shape (rows, features), got {tuple(X.shape)}; for inputs of more dimensions use "
