@@ -57,7 +57,7 @@ def forged(path: Path, name: str, change: Change) -> None:
 
 @pytest.mark.parametrize("name", OLD)
 def test_models_of_format_1_are_told_apart(name: str) -> None:
-    with pytest.raises(mp.DataError, match=r"saved by a version before 0\.2, .* fit the model again"):
+    with pytest.raises(mp.DataError, match=r"saved by a version before 0\.2, .* fit the model again$"):
         mp.load(OLD[name])
 
 

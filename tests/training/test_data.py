@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,8 @@ def trained(given: Any, **settings: Any) -> tuple[Tensor, History]:
 def test_arrays_are_trained_on_as_tensors_are() -> None:
     X, y = data()
     wanted, history = trained((X, y), validation=(X, y))
-    for arrays in ((X.double().numpy(), y.double().numpy()), [X.numpy(), y.tolist()]):
+    frame = pd.DataFrame(X.double().numpy()).assign(y=y.double().numpy())
+    for arrays in ((X.double().numpy(), y.double().numpy()), [X.numpy(), y.tolist()], (frame[[0, 1]], frame.y)):
         found, same = trained(arrays, validation=arrays)
         assert torch.equal(found, wanted)
         assert torch.equal(same.validation, history.validation)

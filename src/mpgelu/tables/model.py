@@ -319,7 +319,8 @@ def load(path: str | os.PathLike[str]) -> Any:
         return _from_description(arrays, about)
     except Exception as error:  # whatever a forged file makes a constructor do
         words = one_line(error) if isinstance(error, DataError) else f"{type(error).__name__}: {one_line(error)}"
-        raise DataError(f"{path} does not describe a model that can be built: {words}; save it again") from error
+        remedy = "" if "fit the model again" in words else "; save it again"
+        raise DataError(f"{path} does not describe a model that can be built: {words}{remedy}") from error
 
 
 def _from_description(arrays: dict[str, Tensor], about: dict[str, Any]) -> MPGELURegressor | TableModel:

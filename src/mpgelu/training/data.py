@@ -180,4 +180,5 @@ def _as_tensor(name: str, part: str, values: Any, like: Tensor) -> Tensor:
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":
         raise InputError(f"fit: {name}: {part} must hold numbers, got {array.dtype} from {type(values).__name__}")
+    array = array if array.flags.writeable else array.copy()  # columns of data frames are not; torch warns of them
     return torch.as_tensor(array, dtype=like.dtype, device=like.device)
