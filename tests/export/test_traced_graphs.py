@@ -131,7 +131,7 @@ def test_an_ensemble_of_two_architectures(hidden: tuple[int, ...], tmp_path: Pat
 
 
 def test_a_class_is_no_likelihood(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="export_onnx: likelihood must be a Likelihood"):
+    with pytest.raises(InputError, match="export_onnx: likelihood must be an object, got a class; did you mean"):
         export_onnx(nn.Sequential(mp.Linear(2, 2)), tmp_path / "a.onnx", likelihood=Moved)  # type: ignore[arg-type]
 
 
