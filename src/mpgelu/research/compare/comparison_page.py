@@ -81,7 +81,7 @@ weaknesses: repeated rows (Wine), columns that are mostly one value (Pol), and a
 after averaging (coverage of Forest, Pendulum, Parkinsons and Pol). The remedies were chosen on splits 0-1, and
 all records of ours are of the recipe with them. Those of the peers are partial: sets without records of a method are
 left out of its ranks, so ranks of methods that ran on different sets cannot be compared. Most prediction times were
-taken on a crowded machine and are too long.
+taken on a crowded machine and are too long, and fit times up to twofold, although they are of the processor.
 
 Everything is in original units; features and target are scaled by the training rows. The deep ensemble is scored as
 the Gaussian with the mixture's mean and variance, as is customary. RealMLP gives 50 quantiles and no density. Times
