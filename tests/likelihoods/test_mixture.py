@@ -172,6 +172,16 @@ def test_gradients_and_single_precision() -> None:
     assert single.item() == pytest.approx(objective(*inputs).item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("location", [1e3, 1e6, 9.7e29])
+def test_far_from_zero_the_variance_is_that_at_zero(location: float) -> None:
+    h = torch.randn(50, GaussianMixture(6).outputs, generator=torch.Generator().manual_seed(0))
+    near, far = (
+        GaussianMixture(6).predictive(torch.cat([torch.full((50, 1), at), h[:, 1:]], 1)) for at in (0, location)
+    )
+    torch.testing.assert_close(far.variance, near.variance)
+    torch.testing.assert_close(far.mean, near.mean + location)
+
+
 def test_files_know_it_and_errors_name_it() -> None:
     built = likelihoods.build(likelihoods.describe(GaussianMixture(4)))
     assert isinstance(built, GaussianMixture)

@@ -96,13 +96,13 @@ class GaussianMixture(Likelihood):
         h = self._joint(moments)
         log_weights = torch.log_softmax(h.logits, -1)
         weights = log_weights.exp()
-        mean = (weights * h.means).sum(-1)
+        center, deviations = h.centered(weights)
         noises = torch.exp((h.log_noises + h.log_noise_variances / 2).clamp_max(LARGEST_LOG_VARIANCE))
         noise = (weights * noises).sum(-1)
-        between = (weights * (h.mean_variances + (h.means - mean.unsqueeze(-1)).square())).sum(-1)
-        epistemic = torch.minimum(_variance_along(moments, self._direction(weights, h.means, mean)), between)
+        between = (weights * (h.mean_variances + deviations.square())).sum(-1)
+        epistemic = torch.minimum(_variance_along(moments, self._direction(weights, deviations)), between)
         variances = h.mean_variances + noises
-        return Predictive(h.means, variances, log_weights, mean, epistemic, noise + between - epistemic)
+        return Predictive(h.means, variances, log_weights, center, epistemic, noise + between - epistemic)
 
     def short(self, moments: Moments | Tensor) -> Predictive:
         """Return :meth:`predictive`, which has few components already."""
@@ -112,7 +112,7 @@ class GaussianMixture(Likelihood):
         r"""Return the gradient of the mean by the outputs, :math:`(1,\ \pi_k (m_k - \bar m),\ \pi_k,\ 0)`."""
         h = self._joint(moments)
         weights = torch.softmax(h.logits, -1)
-        return self._direction(weights, h.means, (weights * h.means).sum(-1))
+        return self._direction(weights, h.centered(weights)[1])
 
     def initialise(self, weight: Tensor, bias: Tensor) -> None:
         """Start with equal weights, components spread over the scaled target and noise of half its scale."""
@@ -134,12 +134,12 @@ class GaussianMixture(Likelihood):
             covariance = moments.covariance
             spread = spread + 2 * covariance[..., 0, a:b]
             cross = covariance[..., 0, b:c] + covariance[..., a:b, b:c].diagonal(dim1=-2, dim2=-1)
-        return _Joint(logits, first + offsets, log_noises, va, spread, vs, cross)
+        return _Joint(logits, first, offsets, log_noises, va, spread, vs, cross)
 
-    def _direction(self, weights: Tensor, means: Tensor, mean: Tensor) -> Tensor:
-        """Return the gradient of :meth:`mean_direction` from weights and means of the components."""
-        of_logits = weights * (means - mean.unsqueeze(-1))
-        return torch.cat([torch.ones_like(mean).unsqueeze(-1), of_logits, weights, torch.zeros_like(weights)], -1)
+    def _direction(self, weights: Tensor, deviations: Tensor) -> Tensor:
+        """Return the gradient of :meth:`mean_direction` from weights and deviations of the components."""
+        of_location = torch.ones_like(weights[..., :1])
+        return torch.cat([of_location, weights * deviations, weights, torch.zeros_like(weights)], -1)
 
 
 class _Joint(NamedTuple):
@@ -147,7 +147,8 @@ class _Joint(NamedTuple):
 
     Attributes:
         logits: Means of a.
-        means: Means of m.
+        location: Mean of the location, ``(*batch, 1)``.
+        offsets: Means of the offsets; with the location they are the means of m.
         log_noises: Means of s.
         logit_variances: Variances of a.
         mean_variances: Variances of m.
@@ -156,12 +157,26 @@ class _Joint(NamedTuple):
     """
 
     logits: Tensor
-    means: Tensor
+    location: Tensor
+    offsets: Tensor
     log_noises: Tensor
     logit_variances: Tensor
     mean_variances: Tensor
     log_noise_variances: Tensor
     mean_noise_covariances: Tensor
+
+    @property
+    def means(self) -> Tensor:
+        """Means of m."""
+        return self.location + self.offsets
+
+    def centered(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean of the mixture, ``(*batch,)``, and the deviations of its components from it.
+
+        The deviations come from the offsets, so that a location far from zero does not round them.
+        """
+        center = (weights * self.offsets).sum(-1, keepdim=True)
+        return (self.location + center).squeeze(-1), self.offsets - center
 
 
 def _variance_along(moments: Moments, direction: Tensor) -> Tensor:
