@@ -13,8 +13,10 @@ typedef void backward_kernel(int64_t, int64_t, int64_t, const int64_t *, int64_t
                              float *, float *);
 typedef int64_t size_function(int64_t, int64_t, const int64_t *);
 
-typedef void plain_kernel(int64_t, int64_t, int64_t, const int64_t *, int64_t, int64_t, int64_t, int64_t, const float *,
-                          const float *, float *, float *);
+typedef void plain_kernel(int64_t, int64_t, int64_t, const int64_t *, int64_t, int64_t, int64_t, int64_t, int64_t,
+                          const float *, const float *, float *, float *, float *);
+typedef void plain_gradient(int64_t, int64_t, int64_t, const int64_t *, int64_t, int64_t, int64_t, int64_t, const float *,
+                            const float *, const float *, const float *, float *, float *);
 typedef void process_kernel(int64_t, int64_t, int64_t, const double *, const double *, const double *, const double *,
                             const double *, const double *, const double *, double *, float *);
 typedef int64_t process_size(int64_t, int64_t);
@@ -44,7 +46,8 @@ struct kernel {
     extern size_function kernel##_workspace_##variant, kernel##_kept_##variant;
 #define DECLARE_PREDICTING(variant)                                                                                    \
     extern plain_kernel plain_forward_##variant, plain_single_##variant;                                               \
-    extern size_function plain_workspace_##variant;                                                                    \
+    extern plain_gradient plain_backward_##variant;                                                                    \
+    extern size_function plain_workspace_##variant, plain_kept_##variant;                                              \
     extern process_kernel process_forward_##variant;                                                                   \
     extern process_size process_workspace_##variant, mixture_workspace_##variant;                                      \
     extern quantile_kernel mixture_quantiles_##variant;                                                                \
@@ -75,11 +78,12 @@ static const struct kernel kernels[] = {
 #endif
 };
 
-/* The kernels that predict: one variant of each. */
+/* The other kernels: one variant of each. */
 struct predicting {
     const char *variant;
     plain_kernel *plain, *single;
-    size_function *plain_workspace;
+    plain_gradient *gradient;
+    size_function *plain_workspace, *plain_kept;
     process_kernel *process;
     process_size *process_workspace, *mixture_workspace;
     quantile_kernel *quantiles;
@@ -90,9 +94,10 @@ struct predicting {
 };
 
 #define PREDICTING(variant)                                                                                            \
-    {#variant, plain_forward_##variant, plain_single_##variant, plain_workspace_##variant, process_forward_##variant,  \
-     process_workspace_##variant, mixture_workspace_##variant, mixture_quantiles_##variant,                            \
-     ensemble_features_##variant, ensemble_told_##variant, ensemble_noise_##variant, ensemble_mixture_##variant},
+    {#variant, plain_forward_##variant, plain_single_##variant, plain_backward_##variant, plain_workspace_##variant,   \
+     plain_kept_##variant, process_forward_##variant, process_workspace_##variant, mixture_workspace_##variant,        \
+     mixture_quantiles_##variant, ensemble_features_##variant, ensemble_told_##variant, ensemble_noise_##variant,      \
+     ensemble_mixture_##variant},
 
 static const struct predicting predicting[] = {
     PREDICTING(baseline)
@@ -148,15 +153,18 @@ static void run_plain(const struct predicting *k, int wild) {
     widths[0] = features * (1 + combinations);
     int64_t size = features * cosines * (2 + combinations) + parameter_count(layers, widths);
     float *x = numbers((shared ? 1 : models) * rows * features, 0, wild), *parameters = numbers(models * size, 0, wild);
-    float *y = numbers(models * rows * widths[layers], 0, 0);
+    float *y = numbers(models * rows * widths[layers], 0, 0), *none = numbers(0, 0, 0), *by = numbers(models * size, 0, 0);
+    float *kept = numbers(models * k->plain_kept(rows, layers, widths), 0, 0);
     float *room = numbers(k->plain_workspace(rows, layers, widths), 0, 0);
-    k->plain(models, rows, layers, widths, whole(SILU, RELU), features, cosines, shared ? 0 : rows * features, x,
-             parameters, y, room);
+    int64_t nonlinearity = whole(SILU, RELU), step = shared ? 0 : rows * features;
+    k->plain(models, rows, layers, widths, nonlinearity, features, cosines, step, 0, x, parameters, y, none, room);
+    k->plain(models, rows, layers, widths, nonlinearity, features, cosines, step, 1, x, parameters, y, kept, room);
+    k->gradient(models, rows, layers, widths, nonlinearity, features, cosines, step, x, parameters, kept, y, by, room);
     free(room);
     room = numbers(k->plain_workspace(1, layers, widths), 0, 0);
-    k->single(models, 1, layers, widths, whole(SILU, RELU), features, cosines, shared ? 0 : features, x, parameters, y,
-              room);
-    free(x), free(parameters), free(y), free(room);
+    k->single(models, 1, layers, widths, nonlinearity, features, cosines, shared ? 0 : features, 0, x, parameters, y,
+              none, room);
+    free(x), free(parameters), free(y), free(none), free(by), free(kept), free(room);
 }
 
 static double *doubles(int64_t count, int wild) {

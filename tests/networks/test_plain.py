@@ -1,4 +1,4 @@
-"""Networks on known inputs in one native call: the same numbers as their layers in float64, and none that are stale."""
+"""Networks on known inputs in one native call: numbers and gradients of the layers in float64, none stale."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import mpgelu as mp
 from mpgelu import Stack, native
@@ -83,6 +83,82 @@ def test_bits_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(stack(x), alone, rtol=0, atol=0)
 
 
+def gradients(stack: Stack, x: Tensor) -> list[Tensor]:
+    """The outputs, and the gradients of a function of them that treats every row and network differently."""
+    found = stack(x)
+    weights = torch.linspace(0.1, 1.0, found.numel(), dtype=found.dtype).reshape(found.shape)
+    return [found.detach(), *torch.autograd.grad((found * weights).sin().sum(), list(stack.parameters()))]
+
+
+@NEEDS_KERNELS
+@pytest.mark.parametrize("make", NETWORKS)
+@pytest.mark.parametrize("rows", [1, 8, 21, 150])
+@pytest.mark.parametrize("shared", [False, True])
+def test_gradients_are_those_of_the_layers_in_float64(make: Any, rows: int, shared: bool) -> None:
+    stack = stacked(make).requires_grad_()
+    x = torch.randn(rows, 3).expand(3, -1, -1) if shared else torch.randn(3, rows, 3)
+    assert type(stack(x).grad_fn).__name__ == "_OutputsBackward"
+    found, wanted = gradients(stack, x), gradients(copy.deepcopy(stack).double(), x.double())
+    for ours, exact in zip(found, wanted, strict=True):
+        for mine, reference in zip(ours, exact, strict=True):  # of one network each
+            scale = float(reference.abs().max())
+            torch.testing.assert_close(mine.double(), reference, rtol=1e-3, atol=3e-5 * scale)
+
+
+@NEEDS_KERNELS
+def test_gradients_do_not_depend_on_threads_or_on_other_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = stacked(NETWORKS[0], 5).requires_grad_()
+    x = torch.randn(5, 400, 3)
+    together = gradients(stack, x)
+    alone = Stack(stack.unstack()[3:4])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    for one, two in zip(together, gradients(stack, x), strict=True):
+        torch.testing.assert_close(two, one, rtol=0, atol=0)
+    upstream = torch.randn(5, 400, 2)
+    of_all = torch.autograd.grad(stack(x), list(stack.parameters()), upstream)
+    of_one = torch.autograd.grad(alone(x[3:4]), list(alone.parameters()), upstream[3:4])
+    for whole, part in zip(of_all, of_one, strict=True):
+        torch.testing.assert_close(part, whole[3:4], rtol=0, atol=0)
+
+
+@NEEDS_KERNELS
+def test_some_parameters_may_be_fixed_and_second_derivatives_are_refused() -> None:
+    stack, x = stacked(NETWORKS[0]), torch.randn(3, 5, 3)
+    last = list(stack.parameters())[-1].requires_grad_()
+    (found,) = torch.autograd.grad(stack(x).square().sum(), last, create_graph=True)
+    torch.testing.assert_close(found, 2 * stack(x).detach().sum(1), rtol=1e-4, atol=1e-4)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        torch.autograd.grad(found.sum(), last)
+
+
+@NEEDS_KERNELS
+def test_gradients_of_a_network_that_is_not_finite_leave_the_others_alone() -> None:
+    stack, x = stacked(NETWORKS[0]).requires_grad_(), torch.randn(3, 21, 3)
+    clean = gradients(stack, x)
+    x[1, 4, 1] = torch.nan
+    for before, after in zip(clean, gradients(stack, x), strict=True):
+        torch.testing.assert_close(after[[0, 2]], before[[0, 2]], rtol=0, atol=0)
+        assert after[1].isnan().any()
+
+
+@NEEDS_KERNELS
+def test_slopes_at_their_limits() -> None:
+    """SiLU is linear or zero far from zero, ReLU's slope at zero is zero as in torch."""
+    for make in (NETWORKS[1], NETWORKS[2]):
+        networks = [make() for _ in range(3)]
+        for bias in (p for network in networks for name, p in network.named_parameters() if name.endswith("bias")):
+            nn.init.zeros_(bias)  # so that the units of a row of zeros are at the hinge
+        stack = Stack(networks)
+        x = torch.tensor([-1e30, -1e4, -100.0, 0.0, 100.0, 1e4, 1e30])[:, None].expand(3, 7, 3)
+        for row in torch.split(x, 1, 1):
+            wanted = torch.autograd.grad(stack.double()(row.double()).sum(), list(stack.parameters()))
+            found = torch.autograd.grad(stack.float()(row.contiguous()).sum(), list(stack.parameters()))
+            for ours, exact in zip(found, wanted, strict=True):
+                torch.testing.assert_close(
+                    ours.double(), exact.double(), rtol=1e-4, atol=1e-5 * float(exact.abs().max())
+                )
+
+
 @NEEDS_KERNELS
 def test_not_a_number_stays_one() -> None:
     x = torch.randn(3, 20, 3)
@@ -93,7 +169,7 @@ def test_not_a_number_stays_one() -> None:
         assert found[:, [3, 5]].isfinite().all()
 
 
-def test_training_and_other_networks_are_left_to_torch() -> None:
+def test_other_networks_and_gradients_of_inputs_are_left_to_torch() -> None:
     assert plain_form(mp.network(3, (4,), nonlinearity=Tanh, rate=0)) is None
     assert plain_form(mp.network(3, (4,), rate=0.1)) is None
     assert plain_form(nn.Sequential(mp.Linear(3, 4), SiLU(), mp.Linear(4, 4), mp.ReLU(), mp.Linear(4, 1))) is None
@@ -104,8 +180,7 @@ def test_training_and_other_networks_are_left_to_torch() -> None:
     assert stack._known(x.clone().requires_grad_()) is None
     assert stack._known(x.double()) is None
     assert stack._known(x[:2]) is None
-    assert stack.requires_grad_()._known(x) is None
-    assert stack(x).requires_grad
+    assert stack.requires_grad_()(x.clone().requires_grad_()).requires_grad
 
 
 @pytest.mark.parametrize("change", ["in place", "replaced", "loaded", "data of another dtype"])

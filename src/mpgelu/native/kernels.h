@@ -4,14 +4,14 @@
  * A network is a sequence of layers: a mask (mean g m, variance g^2 v + n (v + m^2)), a linear map and, except for the
  * last layer, a nonlinearity. There are four kernels of networks:
  *
- *   plain      outputs for deterministic inputs, without masks and gradients; SiLU or ReLU
+ *   plain      outputs for deterministic inputs, without masks; SiLU or ReLU
  *   diagonal   variances only; MP-GELU or ReLU
  *   factored   exact covariance of MP-GELU networks, as a sum over independent sources
  *   full       dense covariance matrices of ReLU networks
  *
- * Each of the last three has a forward and a backward function of one signature, compiled once for every instruction
- * set (KERNEL names them), and functions that return the numbers of floats that it keeps and needs as a workspace. All
- * arrays are contiguous:
+ * Each has a forward and a backward function, which for the last three have one signature, compiled once for every
+ * instruction set (KERNEL names them), and functions that return the numbers of floats that it keeps and needs as a
+ * workspace. All arrays are contiguous:
  *
  *   widths       (layers + 1), features before the first layer and after each
  *   x_*          (models, rows, widths[0]), mean and variance of independent inputs
@@ -61,17 +61,23 @@ enum nonlinearity { MPGELU, RELU_DVI, RELU_EXACT, SILU, RELU };
                              const float *noises, const float *parameters, const float *kept, const float *grad_mean,  \
                              const float *grad_spread, float *by_parameters, float *workspace)
 
-/* Networks for deterministic inputs have a forward pass only. If `cosines` is not zero, the parameters of a model begin
- * with those of the periodic embedding: frequencies (features, cosines), in cycles per unit, phases of the same shape,
- * in cycles, and weights of the cosines (features, cosines, widths[0] / features - 1). The inputs x are (models, rows,
- * features) with a distance of `step` floats between models, which is zero for shared inputs. */
-#define PLAIN(name)                                                                                                    \
-    EXPORT void KERNEL(name)(int64_t models, int64_t rows, int64_t layers, const int64_t *widths,                      \
-                             int64_t nonlinearity, int64_t features, int64_t cosines, int64_t step, const float *x,    \
-                             const float *parameters, float *y, float *workspace)
+/* Networks for deterministic inputs. If `cosines` is not zero, the parameters of a model begin with those of the periodic
+ * embedding: frequencies (features, cosines), in cycles per unit, phases of the same shape, in cycles, and weights of the
+ * cosines (features, cosines, widths[0] / features - 1). The inputs x are (models, rows, features) with a distance of
+ * `step` floats between models, which is zero for shared inputs. */
+#define PLAIN_SIZES                                                                                                    \
+    int64_t models, int64_t rows, int64_t layers, const int64_t *widths, int64_t nonlinearity, int64_t features,       \
+        int64_t cosines, int64_t step
+#define PLAIN_FORWARD(name)                                                                                            \
+    EXPORT void KERNEL(name)(PLAIN_SIZES, int64_t keep, const float *x, const float *parameters, float *y, float *kept, \
+                             float *workspace)
+#define PLAIN_BACKWARD(name)                                                                                           \
+    EXPORT void KERNEL(name)(PLAIN_SIZES, const float *x, const float *parameters, const float *kept,                  \
+                             const float *grad, float *by_parameters, float *workspace)
 
-PLAIN(plain_forward);
-PLAIN(plain_single); /* for one row; weights of linear maps are (before, after) */
+PLAIN_FORWARD(plain_forward);
+PLAIN_FORWARD(plain_single); /* for one row; weights of linear maps are (before, after), and nothing is kept */
+PLAIN_BACKWARD(plain_backward);
 FORWARD(diagonal_forward);
 FORWARD(diagonal_single); /* for one row; weights of linear maps are (before, after), and nothing is kept */
 BACKWARD(diagonal_backward);
@@ -119,6 +125,7 @@ EXPORT void KERNEL(ensemble_mixture)(int64_t rows, int64_t networks, int64_t err
 
 /* The number of floats of the workspace, for both passes, and of the array that is kept for each model. */
 EXPORT int64_t KERNEL(plain_workspace)(int64_t rows, int64_t layers, const int64_t *widths);
+EXPORT int64_t KERNEL(plain_kept)(int64_t rows, int64_t layers, const int64_t *widths);
 EXPORT int64_t KERNEL(diagonal_workspace)(int64_t rows, int64_t layers, const int64_t *widths);
 EXPORT int64_t KERNEL(diagonal_kept)(int64_t rows, int64_t layers, const int64_t *widths);
 EXPORT int64_t KERNEL(factored_workspace)(int64_t rows, int64_t layers, const int64_t *widths);

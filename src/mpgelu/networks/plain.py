@@ -41,9 +41,9 @@ class PlainForm:
         """
         parts = ("frequency", "phase", "weight")
         embedding = () if self.embedding is None else [state[f"{self.embedding}.{part}"] for part in parts]
-        weights = [state[f"{name}.weight"].detach() for name in self.linear]
+        weights = [state[f"{name}.weight"] for name in self.linear]
         if self.scale is not None:
-            weights[0] = weights[0] * state[f"{self.scale}.weight"].detach().unsqueeze(1)
+            weights[0] = weights[0] * state[f"{self.scale}.weight"].unsqueeze(1)
         biases = [state.get(f"{name}.bias") for name in self.linear]
         given = [w.new_zeros(w.shape[:2]) if b is None else b for w, b in zip(weights, biases, strict=True)]
         return PlainNetworks(embedding, weights, given, self.nonlinearity)

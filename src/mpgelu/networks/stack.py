@@ -175,16 +175,25 @@ class Stack(nn.Module):
     def _known(self, value: Tensor) -> Tensor | None:
         """Return the outputs for inputs ``(models, rows, n)`` by one call of a kernel, or ``None``."""
         form = self._plain
-        if form is None or not self._takes(value):
+        if form is None or not self._takes(value, training=True):
             return None
-        networks = self._for_tensors.of(self.parameters(), lambda: form.arrays(self.state()[0]))
+        parameters = self.state()[0]
+        if self._is_fixed:
+            networks = self._for_tensors.of(self.parameters(), lambda: form.arrays(parameters))
+        else:
+            networks = form.arrays(parameters)
         return plain.outputs(networks, value) if value.shape[2] == networks.features else None
 
-    def _takes(self, value: Tensor) -> bool:
-        """Return whether a kernel without gradients takes inputs ``(models, rows, n)`` and these parameters."""
-        if value.dim() != 3 or len(value) != len(self):
+    def _takes(self, value: Tensor, training: bool = False) -> bool:
+        """Return whether a kernel takes inputs ``(models, rows, n)`` and these parameters.
+
+        Args:
+            value: The inputs.
+            training: Whether the kernel has gradients of the parameters.
+        """
+        if value.dim() != 3 or len(value) != len(self) or (value.requires_grad and torch.is_grad_enabled()):
             return False
-        if not self._is_fixed or (value.requires_grad and torch.is_grad_enabled()):
+        if not training and not self._is_fixed:
             return False
         return perceptron.can_take(value, *self.parameters())
 

@@ -27,9 +27,10 @@ def limit_gradients(
     finite = torch.isfinite(losses) & torch.isfinite(norms)
     scale = torch.ones_like(norms) if clip is None else (clip / (norms + 1e-12)).clamp_max(1)
     if (~finite | (scale < 1)).any():
-        for gradient in gradients:
-            limited = gradient * aligned(scale, gradient).to(gradient)
-            gradient.copy_(torch.where(aligned(finite, gradient), limited, 0))
+        torch._foreach_mul_(list(gradients), [aligned(scale, g).to(g) for g in gradients])
+        if not finite.all():
+            for gradient in gradients:
+                gradient.copy_(torch.where(aligned(finite, gradient), gradient, 0))
     return finite
 
 
