@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -81,8 +81,16 @@ class Workers:
         wanted = next((n for n in (n_jobs, configured) if n is not None), -1)
         return Workers(joblib.effective_n_jobs(wanted), backend)
 
-    def train(self, groups: list[Group], rows: Rows, seconds: float, interrupts: Interrupts, bar: Progress) -> None:
-        """Train all groups.
+    def train(
+        self,
+        groups: list[Group],
+        rows: Rows,
+        seconds: float,
+        interrupts: Interrupts,
+        bar: Progress,
+        first: Callable[[], object],
+    ) -> None:
+        """Train all groups, and do something else that does not depend on them.
 
         After Ctrl-C threads stop at the end of the current step. Other workers are stopped at once, and their
         unfinished groups stay untrained.
@@ -93,13 +101,17 @@ class Workers:
             seconds: Time for a group of effort one.
             interrupts: State of Ctrl-C.
             bar: Progress bar; it shows groups on other workers when they are finished.
+            first: The first task, done by one of the threads, or by this process before it sends groups to workers.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed before any group was finished.
         """
         if self.backend is None:
-            run_all([partial(group.train, rows, seconds, interrupts, bar) for group in groups], self.count)
+            tasks: list[Callable[[], object]] = [first]
+            tasks += [partial(group.train, rows, seconds, interrupts, bar) for group in groups]
+            run_all(tasks, self.count)
             return
+        first()
         try:
             with interrupts.at_once():
                 self._send(groups, rows, seconds, bar)

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -126,7 +127,9 @@ def train(
     clock, workers = Clock(settings.time_limit), Workers.of(n_jobs)
     likelihood = settings.likelihood or HeteroscedasticGaussian()
     with training_progress(progress) as bar, Interrupts() as interrupts, one_thread_all():
-        process = _process(rows, settings) if settings.process else None  # first, because its time cannot be limited
+        process = cache(partial(_process, rows, settings))
+        if settings.time_limit is not None:
+            process()  # before the time that is left is divided, because that of the process cannot be limited
         groups = [_group(position, rows, likelihood, settings, start) for position in range(len(settings.kinds))]
         if checkpoint:
             for group in groups:
@@ -134,14 +137,14 @@ def train(
         seconds = (clock.left - seconds_of_head(len(rows.y), clock)) / _longest(
             [kind.effort for kind in settings.kinds], workers.count
         )
-        workers.train(groups, rows, seconds, interrupts, bar)
+        workers.train(groups, rows, seconds, interrupts, bar, first=process)
         members, taken = [], settings.steps
         for kind, group in zip(settings.kinds, groups, strict=True):
             if group.is_trained:
                 group.task.stack.requires_grad_(False)
                 members.append(Member(str(kind), group.task.stack, group.task.rows_left_out(len(rows.y))))
                 taken = min(taken, group.trainer.taken) if kind.effort == 1 else taken
-        trained = weighted(members, rows.judges(), likelihood, settings, process, taken, interrupts)
+        trained = weighted(members, rows.judges(), likelihood, settings, process(), taken, interrupts)
     warn(groups, taken, settings.steps, interrupts)
     return trained
 
@@ -236,8 +239,10 @@ class _Process(NamedTuple):
     single: Tensor
 
 
-def _process(rows: Rows, settings: Settings) -> _Process:
-    """Return a Gaussian process that is conditioned on all rows, with cross-validated outputs."""
+def _process(rows: Rows, settings: Settings) -> _Process | None:
+    """Return a Gaussian process that is conditioned on all rows, with cross-validated outputs, if one is wanted."""
+    if not settings.process:
+        return None
     process, means, single = fit_process(rows.X, rows.y, LIMIT, Folds.of(len(rows.y), settings.folds, settings.seed))
     log_variance = MeanAndLogVariance.of(process(rows.X[:1])).log_variance
     held = MeanAndLogVariance(means, log_variance.expand_as(means)).joined()
