@@ -32,3 +32,17 @@ def values_are_visible(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling() or transformed:
         return False
     return all(type(x) in (Tensor, Parameter) and not x.is_meta for x in tensors)
+
+
+def is_known_zero(tensor: Tensor) -> bool:
+    """Return whether a tensor is seen to be zero everywhere, and no gradient will be computed through it.
+
+    It is False where values may not be read, so that a caller must have a form for tensors that may be zero.
+
+    Example:
+        >>> is_known_zero(torch.zeros(2)), is_known_zero(torch.zeros(2, requires_grad=True))
+        (True, False)
+    """
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return False
+    return values_are_visible(tensor) and not bool(tensor.any())

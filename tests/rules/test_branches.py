@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -300,3 +301,15 @@ def test_shapes_that_do_not_belong_together(kind: str) -> None:
         concatenate(value, value, dim=0)
     with pytest.raises(InputError, match=r"flatten: .* \(2, 3, 4\) are more than that; flatten the input"):
         flatten(MOMENTS[kind](2, 3, N))
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_deep_copy_does_not_count_as_independent(mixed: bool) -> None:
+    value = dropout(FactoredMoments.certain(torch.randn(3, 4)), 0.2)
+    if mixed:
+        value = linear(value, torch.randn(4, 4))
+    copied = copy.deepcopy(value)
+    assert copied.mean is not value.mean
+    torch.testing.assert_close(copied.covariance, value.covariance)
+    with pytest.raises(InputError, match="share randomness"):
+        add(value, copied)

@@ -13,7 +13,7 @@ from torch import Tensor
 from mpgelu import DiagonalMoments, FactoredMoments, FullMoments
 from mpgelu.rules import elementwise, leaky_relu, relu
 from mpgelu.rules.activations import GELU, Rectifier, Sigmoid, SiLU, SmoothLimit, Softplus, Tanh
-from mpgelu.rules.elementwise import Activation
+from mpgelu.rules.elementwise import Activation, Linearisation
 from reference import FUNCTIONS, TYPES, function_marginal, random_covariance
 
 EVERY_TYPE = pytest.mark.parametrize("kind", TYPES)
@@ -180,3 +180,59 @@ def test_the_gain_keeps_marginals_and_factors() -> None:
     assert isinstance(gain, FactoredMoments)
     torch.testing.assert_close(gain.variance, exact.variance)
     assert 1e-3 < (gain.covariance - exact.covariance).abs().max() < 0.2
+
+
+class Unlinearised(Tanh):
+    """Fails if anything is integrated."""
+
+    def linearise(self, mean: Tensor, variance: Tensor) -> Linearisation:
+        raise AssertionError("a certain value was integrated")
+
+
+@EVERY_TYPE
+def test_certain_values_are_not_integrated(kind: Any) -> None:
+    x = torch.randn(4, 3)
+    out = elementwise(elementwise(kind.certain(x), Unlinearised()), Unlinearised())
+    assert torch.equal(out.mean, x.tanh().tanh())
+    assert torch.equal(out.covariance, torch.zeros(4, 3, 3))
+
+
+@pytest.mark.parametrize("kind", [DiagonalMoments, FullMoments])
+def test_values_that_only_seem_certain_are_integrated(kind: Any) -> None:
+    """A gradient by a variance of zero, half the second derivative of the function, and a variance that is NaN."""
+    x, variance = torch.randn(4, 3, dtype=torch.float64), torch.zeros(4, 3, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(AssertionError, match="integrated"):
+        elementwise(kind.of(x, variance), Unlinearised())
+    with torch.no_grad():
+        assert torch.equal(elementwise(kind.of(x, variance), Unlinearised()).mean, x.tanh())
+    one_unknown = DiagonalMoments(x, torch.full_like(x, torch.nan).where(x == x[0, 0], 0))
+    assert elementwise(one_unknown, Tanh()).variance[0, 0].isnan()
+
+
+@EVERY_SMOOTH
+@pytest.mark.parametrize("shape", [(700, 9), (5, 3000), (40, 7, 50)])
+def test_many_units_are_integrated_in_parts_with_the_same_result(
+    activation: Activation, shape: tuple[int, ...]
+) -> None:
+    mean, variance = torch.randn(shape, dtype=torch.float64), torch.rand(shape, dtype=torch.float64)
+    mean.requires_grad_(), variance.requires_grad_()
+    in_parts = activation.linearise(mean, variance)
+    at_once = activation.linearise(mean.flatten(), variance.flatten())  # a single row is never divided
+    for part, whole in zip(in_parts, at_once, strict=True):
+        torch.testing.assert_close(part.flatten(), whole)
+    wanted = torch.autograd.grad(torch.cat(at_once).sum(), (mean, variance))
+    found = torch.autograd.grad(torch.cat(in_parts).sum(), (mean, variance))
+    torch.testing.assert_close(found, wanted)
+
+
+def test_the_parts_fit_into_the_cache() -> None:
+    seen: list[int] = []
+
+    class Watched(Tanh):
+        def slope(self, x: Tensor) -> Tensor:
+            seen.append(x[..., 0].numel())
+            return super().slope(x)
+
+    Watched().linearise(torch.zeros(700, 9), torch.ones(700, 9))
+    assert sum(seen) == 6300
+    assert max(seen) <= 1024

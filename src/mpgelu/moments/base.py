@@ -102,7 +102,7 @@ class Moments:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the structure shows that there is no randomness, without a look at values; variances may be zero."""
+        """Whether there is known to be no randomness, so that rules may return the plain function."""
         return False
 
     @property

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mpgelu.moments.base import Moments, Replacement
 from mpgelu.moments.checks import check_mean, check_spread, check_vector
+from mpgelu.visibility import is_known_zero
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -81,6 +82,11 @@ class DiagonalMoments(Moments):
         """
         check_vector("DiagonalMoments.covariance", self)
         return torch.diag_embed(self.variance)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether all variances are seen to be zero; see :func:`mpgelu.visibility.is_known_zero`."""
+        return is_known_zero(self.variance)
 
     def replaced(self, function: Replacement) -> Self:
         """Return moments with every tensor replaced; see :meth:`Moments.replaced`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
@@ -272,6 +273,10 @@ class FactoredMoments(Moments):
             self.max_rank,
             _remembered(self.merged, self.residual, residual),
         )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a copy with tensors of its own that remembers whose randomness it shares."""
+        return self.replaced(lambda tensor, event, per_row: copy.deepcopy(tensor, memo))
 
     def _describe(self) -> str:
         sources = sum(block.rank for block in self.blocks)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mpgelu.moments.base import Moments, Replacement
 from mpgelu.moments.checks import check_mean, check_spread
+from mpgelu.visibility import is_known_zero
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -62,6 +63,11 @@ class FullMoments(Moments):
     def variance(self) -> Tensor:
         """Marginal variances, ``(*batch, n)``."""
         return self.covariance.diagonal(dim1=-2, dim2=-1)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the whole covariance is seen to be zero; see :func:`mpgelu.visibility.is_known_zero`."""
+        return is_known_zero(self.covariance)
 
     def replaced(self, function: Replacement) -> Self:
         """Return moments with every tensor replaced; see :meth:`Moments.replaced`."""

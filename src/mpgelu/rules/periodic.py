@@ -31,7 +31,7 @@ def periodic(value: Any, frequency: Tensor, phase: Tensor, weight: Tensor) -> An
 
     The result is exact for full moments; diagonal moments have the exact marginals. Factored moments of independent
     features (a residual and no blocks) stay factored and exact. With correlated features they become full or, with
-    ``max_rank=math.inf``, stay factored and exact by a joint factorisation of all outputs. Certain factored moments
+    ``max_rank=math.inf``, stay factored and exact by a joint factorisation of all outputs. Certain moments
     stay certain. Expectations are computed in float64 and returned in the dtype of the input.
 
     Args:
@@ -60,6 +60,8 @@ def _(value: Tensor, frequency: Tensor, phase: Tensor, weight: Tensor) -> Tensor
 @periodic.register
 def _(value: DiagonalMoments, frequency: Tensor, phase: Tensor, weight: Tensor) -> DiagonalMoments:
     _check(value.mean, frequency)
+    if value.is_certain:
+        return DiagonalMoments.certain(periodic(value.mean, frequency, phase, weight), event_dims=value.event_dims)
     fit = fit_apart(value.mean, value.variance, frequency, phase, weight)
     variance = fit.gain.square() * value.variance.unsqueeze(-1) + fit.added
     return DiagonalMoments(fit.mean.flatten(-2), variance.flatten(-2).to(value.mean.dtype), event_dims=value.event_dims)
@@ -68,6 +70,8 @@ def _(value: DiagonalMoments, frequency: Tensor, phase: Tensor, weight: Tensor) 
 @periodic.register
 def _(value: FullMoments, frequency: Tensor, phase: Tensor, weight: Tensor) -> FullMoments:
     _check(value.mean, frequency)
+    if value.is_certain:
+        return FullMoments.certain(periodic(value.mean, frequency, phase, weight))
     fit = _fit_together(value.mean, value.covariance, frequency, phase, weight)
     n, _, d = weight.shape
     rest = F.pad(fit.rest.reshape(*value.batch_shape, n, d, n, d), (1, 0, 0, 0, 1, 0))
