@@ -17,7 +17,8 @@ def tables(records: Sequence[Record]) -> str:
     """Everything that `mpgelu.research.compact.measure` found."""
     records = sorted(records, key=lambda record: (record["split"], record["dataset"]))
     timed = [record for record in records if "onnx_nodes" in record]
-    parts = [_quality_lines(records), _cost_lines(timed), _moment_lines(timed), _alone_lines(records)]
+    by_layers = [record for record in timed if "diagonal_us" in record]
+    parts = [_quality_lines(records), _cost_lines(timed), _moment_lines(by_layers), _alone_lines(records)]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
@@ -85,6 +86,7 @@ def _cost_lines(records: Sequence[Record]) -> list[str]:
     shares = [r["distill_seconds"] / r["fit_seconds"] for r in records]
     times = [r["onnx_summary_us"] / r["onnx_plain_us"] for r in records]
     alone = f"one row alone in onnxruntime, {records[0]['onnx_nodes']} nodes: mean, std and parts"
+    widths = [r["width_out"] for r in records]
     costs = {
         "distilling, share of the fit's processor time": f"{np.mean(shares):.2f} (at most {max(shares):.2f})",
         "one row among many, ensemble": f"{_mean(records, 'teacher_us'):.0f} us",
@@ -95,7 +97,8 @@ def _cost_lines(records: Sequence[Record]) -> list[str]:
         "with three quantiles": f"{_mean(records, 'onnx_quantiles_us'):.0f} us",
         "model file, ensemble": f"{_mean(records, 'teacher_kilobytes'):.0f} KB",
         "model file, compact": f"{_mean(records, 'compact_kilobytes'):.0f} KB",
-        "standard deviation 3 sd out, compact over ensemble": f"{_mean(records, 'width_out'):.2f}",
+        "standard deviation 3 sd out, compact over ensemble, median": f"{np.median(widths):.2f} "
+        f"({min(widths):.2f} to {max(widths):.2f})",
     }
     return ["| cost | mean over the sets |", "|---|---|", *(f"| {name} | {value} |" for name, value in costs.items())]
 
@@ -103,8 +106,9 @@ def _cost_lines(records: Sequence[Record]) -> list[str]:
 def _moment_lines(records: Sequence[Record]) -> list[str]:
     if not records:
         return []
+    measured = ", ".join(f"{record['dataset']} {record['split']}" for record in records)
     lines = [
-        "| compact network, moments by its layers | us a row | log-likelihood | CRPS |",
+        f"| moments by the layers of the compact network ({measured}) | us a row | log-likelihood | CRPS |",
         "|---|---|---|---|",
     ]
     for kind in ("exact", "diagonal"):
