@@ -14,6 +14,7 @@ from mpgelu.errors import DataError
 from mpgelu.research.compare.comparison_page import page, update_docs, update_readme, write_report
 from mpgelu.research.compare.figure import places
 from mpgelu.research.compare.methods import GROUPS
+from mpgelu.research.compare.parts import parts_table
 from mpgelu.research.compare.summary import counted, summarise
 from mpgelu.research.store import Store
 
@@ -207,7 +208,8 @@ def test_the_docs_show_our_settings_and_the_best_peer(tmp_path: Path) -> None:
         Store(path).append(made)
     for made in several([-1.0, -1.0], "mpgelu-fast", crps=0.1):  # too few splits to be shown
         Store(path).append(made)
-    readme.write_text("before\n<!-- compare:start -->\nold\n<!-- compare:end -->\nafter\n")
+    parts = "<!-- parts:start -->\n<!-- parts:end -->\n"
+    readme.write_text(f"before\n<!-- compare:start -->\nold\n<!-- compare:end -->\nafter\n{parts}")
     update_docs(path, readme)
     crps, rmse, log_likelihood = (markdown_cells(table) for table in between_marks(readme).split("\n\n"))
     assert crps == [
@@ -220,6 +222,25 @@ def test_the_docs_show_our_settings_and_the_best_peer(tmp_path: Path) -> None:
         ["boston [5]", "**-1.40**", DASH, "-3.00", "-2.30 catboost (1 of 7)"],
     ]
     assert GROUPS["ours"] == ["mpgelu", "mpgelu-fast", "mpgelu-compact"]  # the order of the columns
+
+
+def test_what_each_part_buys() -> None:
+    records = [
+        *several([-1.0] * 5, crps=1.0, rmse=2.0),
+        *several([-3.0] * 5, dataset="yacht", crps=0.5, rmse=1.0),
+        *several([-2.0] * 4, dataset="wine"),  # not all splits
+        *several([-1.5] * 5, "mpgelu-plain", crps=2.0, rmse=2.0),
+        *several([-2.0] * 5, "mpgelu-plain", dataset="yacht", crps=0.36, rmse=1.21),
+        *several([-9.0] * 5, "mpgelu-plain", dataset="wine"),
+        *several([math.nan] * 5, "mpgelu-one", rmse=4.0),
+        *several([0.0] * 5, "mpgelu-moments", dataset="energy"),  # where the default has not run
+        *several([0.0] * 5, "catboost"),
+    ]
+    assert markdown_cells(parts_table(pd.DataFrame(records))) == [
+        ["setting", "sets", "CRPS", "RMSE", "log-likelihood", "default better in CRPS", "worst CRPS"],
+        ["MP-GELU, no embedding", "2", "+20.0%", "+10.0%", "+0.25", "1 of 2", "+100.0% (boston)"],
+        ["MP-GELU, one network", "1", "+0.0%", "+100.0%", DASH, "0 of 1", "+0.0% (boston)"],
+    ]
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from mpgelu.moments import check_moment_type
 _FOLDS = 5
 _MOST_OF_PROCESS = 2_000  # largest number of rows with a Gaussian process, whose cost is cubic
 _EPOCHS = 256  # largest number of epochs
-_ROWS_SEEN = 1_430_000  # training rows that a network processes in all epochs, for up to _ROWS_OF_THAT rows of the table
+_ROWS_SEEN = 1_430_000  # rows that a network processes in all epochs, for up to _ROWS_OF_THAT rows of the table
 _ROWS_OF_THAT = 7_000
 _GROWTH = 0.67  # exponent of the growth of that number with the rows of the table
 _COARSE = 0.05  # sigma of an embedding that is almost linear in the feature
@@ -99,8 +99,8 @@ def settings_of(estimator: Any, rows: int, features: int) -> Settings:
 def _epochs(rows: int, features: int) -> float:
     r"""Return the number of epochs: 256 for small tables, fewer for large ones.
 
-    A network processes :math:`1\,430\,000 \max(1, r / 7000)^{0.67}` rows in all epochs, for r rows of the table, divided
-    by the measured cost of a row relative to one with eight features, if that is larger.
+    A network processes :math:`1\,430\,000 \max(1, r / 7000)^{0.67}` rows in all epochs, for r rows of the table,
+    divided by the measured cost of a row relative to one with eight features, if that is larger.
     """
     seen = _ROWS_SEEN * max(1.0, rows / _ROWS_OF_THAT) ** _GROWTH
     cost = (2.2 + 0.16 * features) / (2.2 + 0.16 * 8)

@@ -17,6 +17,7 @@ import pandas as pd
 from mpgelu.errors import DataError
 from mpgelu.research.compare.figure import draw
 from mpgelu.research.compare.methods import GROUPS, METHODS
+from mpgelu.research.compare.parts import parts_table
 from mpgelu.research.compare.predicted import LEVEL
 from mpgelu.research.compare.ranks import SIGNS, against_best_peer, compared, ranks
 from mpgelu.research.compare.summary import ALL_ROWS, ORDER, REPEATED, counted, report_splits, summarise
@@ -119,7 +120,8 @@ def update_readme(store_path: str | os.PathLike[str], readme: Path) -> None:
 def update_docs(store_path: str | os.PathLike[str], docs: Path) -> None:
     """Write the scores of our settings beside the best peer of each set between the marks ``compare`` of a page.
 
-    There is one table for each metric, since one for all would be too wide for a page.
+    There is one table for each metric, since one for all would be too wide for a page. What the parts of the default
+    buy stands between the marks ``parts``.
 
     Args:
         store_path: A file of records, see `Store`.
@@ -127,6 +129,7 @@ def update_docs(store_path: str | os.PathLike[str], docs: Path) -> None:
     """
     frame = _read(store_path)
     write_between(docs, "compare", "\n\n".join(_ours_beside_best(frame, metric) for metric in _WORDS))
+    write_between(docs, "parts", parts_table(frame))
 
 
 def _read(store_path: str | os.PathLike[str]) -> pd.DataFrame:
