@@ -132,6 +132,17 @@ def test_some_parameters_may_be_fixed_and_second_derivatives_are_refused() -> No
 
 
 @NEEDS_KERNELS
+def test_inputs_changed_before_the_backward_pass_are_noticed() -> None:
+    stack, x = stacked(NETWORKS[0]).requires_grad_(), torch.randn(3, 21, 3)
+    loss = stack(x).sum()
+    twice = [torch.autograd.grad(loss, list(stack.parameters()), retain_graph=True) for _ in range(2)]
+    assert all(torch.equal(one, two) for one, two in zip(*twice, strict=True))
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(loss, list(stack.parameters()))
+
+
+@NEEDS_KERNELS
 def test_gradients_of_a_network_that_is_not_finite_leave_the_others_alone() -> None:
     stack, x = stacked(NETWORKS[0]).requires_grad_(), torch.randn(3, 21, 3)
     clean = gradients(stack, x)

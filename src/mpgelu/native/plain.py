@@ -192,11 +192,11 @@ class _Outputs(torch.autograd.Function):
         call = _Call(networks, x)
         results, kept = call.forward(keep=True)
         ctx.call = call
-        ctx.save_for_backward(kept)
+        ctx.save_for_backward(kept, x)  # x so that torch notices a change in place
         return results
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (kept,) = ctx.saved_tensors
+        kept, _ = ctx.saved_tensors
         return None, None, *ctx.call.backward(kept, grad)
