@@ -35,7 +35,7 @@ def relu(value: Any, covariance: Covariance = "exact") -> Any:
     .. math:: s\,\mathrm{SR}(a), \qquad v\,[\Phi(a) - \mathrm{SR}(a)\,\mathrm{SR}(-a)]
 
     Means and variances are exact for a Gaussian input. Covariances are exact to the quadrature error (2e-6 of s1 s2),
-    or follow the DVI approximation (error up to 1.2e-2), the baseline of the paper. Factored moments become full ones.
+    or follow the DVI approximation (error up to 1.5e-2), the baseline of the paper. Factored moments become full ones.
     NaN in the mean or variance of a unit gives NaN; a mean of minus infinity gives zero.
 
     Args:
