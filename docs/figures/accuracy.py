@@ -1,6 +1,6 @@
 """Error against time: sampling of masks with more and more draws, and propagated moments.
 
-Two hidden layers of 64 units on diabetes data. Monte-Carlo dropout is in its fastest form. The numbers are those of
+Two hidden layers of 64 units on diabetes data. Monte Carlo dropout is in its fastest form. The numbers are those of
 `results/bench/bench.json`, which `mpgelu bench --sections accuracy` measured; nothing is timed here.
 """
 
