@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import mpgelu as mp
 from mpgelu import Stack, native
 from mpgelu.layers import Scale, SiLU, Tanh
+from mpgelu.networks.description import describe
 from mpgelu.networks.plain import plain_form
 from mpgelu.networks.prepared import Prepared
 
@@ -247,3 +248,55 @@ def test_prepared_is_made_once_and_not_copied() -> None:
     with torch.inference_mode():
         uncounted = torch.ones(2)
     assert prepared.of([uncounted], make) != prepared.of([uncounted], make)
+
+
+@pytest.mark.parametrize("activation", [SiLU, mp.ReLU, mp.MPGELU, Tanh])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_activation_may_be_used_in_several_places(activation: Any, dtype: torch.dtype) -> None:
+    shared = activation()
+    network = nn.Sequential(mp.Linear(3, 8), shared, mp.Linear(8, 8), shared, mp.Linear(8, 1)).to(dtype)
+    x = torch.randn(1, 5, 3, dtype=dtype)
+    stack = Stack([network])
+    torch.testing.assert_close(stack(x)[0], network(x[0]))
+    assert len(stack.description.children) == 5
+    rebuilt = Stack.empty(stack.description, 1)
+    rebuilt.load_state_dict(stack.state_dict(), assign=True)
+    torch.testing.assert_close(rebuilt(x), stack(x))
+
+
+def test_a_layer_with_parameters_in_several_places_is_right_and_cannot_be_described() -> None:
+    shared = mp.Linear(8, 8)
+    network = nn.Sequential(mp.Linear(3, 8), SiLU(), shared, SiLU(), shared, mp.Linear(8, 1))
+    x = torch.randn(1, 5, 3)
+    torch.testing.assert_close(Stack([network])(x)[0], network(x[0]))
+    with pytest.raises(mp.InputError, match="has a layer in several places; give each place a layer of its own"):
+        describe(network)
+
+
+def test_inputs_that_do_not_fit_are_named() -> None:
+    stack = stacked(NETWORKS[2])
+    for x in (torch.randn(3, 5, 4), torch.randn(2, 5, 3)):
+        with pytest.raises(mp.InputError, match=r"Stack: Linear of 3 networks takes an input \(3, rows, 3\), got"):
+            stack(x)
+    for make in (NETWORKS[0], NETWORKS[4]):
+        with pytest.raises(
+            mp.InputError, match=r"(Periodic|Scale) has parameters of torch.float32 .* is torch.float64"
+        ):
+            stacked(make)(torch.randn(3, 5, 3).double())
+
+
+def test_parameters_may_be_replaced_for_a_call() -> None:
+    stack, x = stacked(NETWORKS[0]).requires_grad_(), torch.randn(3, 5, 3)
+    given = {name: 2 * parameter.detach() for name, parameter in stack.named_parameters()}
+    doubled = copy.deepcopy(stack)
+    doubled.load_state_dict(given)
+    torch.testing.assert_close(torch.func.functional_call(stack, given, (x,)), doubled(x))
+
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        found: Tensor = torch.func.functional_call(stack, parameters, (x,))
+        return found.square().sum()
+
+    found = torch.func.grad(loss)(given)
+    wanted = torch.autograd.grad(doubled(x).square().sum(), list(doubled.parameters()))
+    for ours, theirs in zip(found.values(), wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))

@@ -9,8 +9,9 @@ from functools import singledispatch
 import torch
 from torch import Tensor, nn
 
-from mpgelu.errors import MissingRuleError
+from mpgelu.errors import InputError, MissingRuleError
 from mpgelu.layers import MPGELU, Elementwise, Linear, Periodic, ReLU, Scale
+from mpgelu.networks.description import shares_tensors
 
 
 @singledispatch
@@ -34,9 +35,11 @@ def batched(layer: nn.Module, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
 
 
 def has_batched_form(network: nn.Module) -> bool:
-    """Return whether a network is a sequence of layers that all have a form here."""
+    """Return whether a network is a sequence of layers that all have a form here, and share no tensors."""
     missing = batched.dispatch(object)
-    return type(network) is nn.Sequential and all(batched.dispatch(type(layer)) is not missing for layer in network)
+    if type(network) is not nn.Sequential or any(batched.dispatch(type(layer)) is missing for layer in network):
+        return False
+    return not shares_tensors(network)
 
 
 def run(network: nn.Module, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
@@ -51,13 +54,15 @@ def run(network: nn.Module, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
     for name, tensor in state.items():
         layer, _, part = name.partition(".")
         parts.setdefault(layer, {})[part] = tensor
-    for name, layer_ in network.named_children():
+    for name, layer_ in network._modules.items():  # named_children leaves out the second place of a layer
+        assert layer_ is not None
         x = batched(layer_, x, parts.get(name, {}))
     return x
 
 
 @batched.register
 def _(layer: Linear, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    _check(layer, x, state["weight"], layer.in_features)
     weight = state["weight"].mT
     result = torch.baddbmm(state["bias"].unsqueeze(1), x, weight) if "bias" in state else torch.bmm(x, weight)
     return result if result.dtype == x.dtype else result.to(x.dtype)  # inside torch.autocast
@@ -65,11 +70,13 @@ def _(layer: Linear, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
 
 @batched.register
 def _(layer: Scale, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    _check(layer, x, state["weight"], layer.in_features)
     return x * state["weight"].unsqueeze(1)
 
 
 @batched.register
 def _(layer: Periodic, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    _check(layer, x, state["frequency"], layer.frequency.shape[0])
     frequency, phase = (2 * math.pi * state[name].unsqueeze(2) for name in ("frequency", "phase"))  # (M, n, 1, k)
     cosines = torch.cos(torch.addcmul(phase, x.mT.unsqueeze(-1), frequency))  # (M, n, rows, k)
     combined = torch.matmul(cosines, state["weight"]).transpose(1, 2)  # (M, rows, n, d)
@@ -85,3 +92,18 @@ def _(layer: Elementwise, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
 @batched.register(ReLU)
 def _(layer: MPGELU | ReLU, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
     return torch.relu(x)
+
+
+def _check(layer: nn.Module, x: Tensor, held: Tensor, features: int) -> None:
+    """Raise if the number of networks or of features, or the dtype, does not fit the parameters of a layer."""
+    wanted, name = (held.shape[0], features), type(layer).__name__
+    if (x.shape[0], x.shape[2]) != wanted:
+        raise InputError(
+            f"Stack: {name} of {wanted[0]} networks takes an input ({wanted[0]}, rows, {features}), got "
+            f"{tuple(x.shape)}; rows that all networks share are x.expand({wanted[0]}, -1, -1)"
+        )
+    if x.dtype != held.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise InputError(
+            f"Stack: {name} has parameters of {held.dtype} but the input is {x.dtype}; use x.to({held.dtype}) or "
+            f"stack.to({x.dtype})"
+        )

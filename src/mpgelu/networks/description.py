@@ -69,16 +69,22 @@ def description_of(network: nn.Module) -> Description | None:
 
     Args:
         network: Any module. It has a description if it is a registered layer, or an ``nn.Sequential`` of such layers
-            that numbers them as torch does.
+            that numbers them as torch does. A layer without parameters and buffers may be in several places.
     """
-    if type(network) not in layers:
+    if type(network) not in layers or shares_tensors(network):
         return None
-    inside = list(network.named_children()) if isinstance(network, nn.Sequential) else []
-    children = [found for _, child in inside if (found := description_of(child)) is not None]
-    if len(children) < len(inside) or [name for name, _ in inside] != [str(place) for place in range(len(inside))]:
+    inside = list(network) if isinstance(network, nn.Sequential) else []
+    children = [found for child in inside if (found := description_of(child)) is not None]
+    if len(children) < len(inside) or [*network._modules] != [str(place) for place in range(len(inside))]:
         return None
     settings = layers.describe(network)
     return Description(settings.pop("kind"), settings, tuple(children))
+
+
+def shares_tensors(network: nn.Module) -> bool:
+    """Return whether a parameter or buffer has several names, as where a layer that holds it is in several places."""
+    held = (*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False))
+    return len({id(tensor) for _, tensor in held}) < len(held)
 
 
 def describe(network: nn.Module, caller: str = "describe") -> Description:
@@ -99,6 +105,8 @@ def describe(network: nn.Module, caller: str = "describe") -> Description:
     """
     if (found := description_of(network)) is not None:
         return found
+    if shares_tensors(network):
+        raise InputError(f"{caller}: the network has a layer in several places; give each place a layer of its own")
     unknown = [type(module).__name__ for module in network.modules() if type(module) not in layers]
     what = f"a layer of type {unknown[0]}, which is not registered" if unknown else "containers with names of their own"
     raise InputError(f"{caller}: the network has {what}; register layers with mpgelu.layers.layers.register")

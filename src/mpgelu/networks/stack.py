@@ -30,6 +30,9 @@ class Stack(nn.Module):
     operations. Inputs and outputs have the model dimension first. Factored moments of the outputs become full ones, or
     diagonal ones if the outputs are independent.
 
+    Change parameters in place under ``torch.no_grad()``, not through ``.data``, which prepared kernels do not notice.
+    Second derivatives by the parameters need float64 (``stack.double()``) where a kernel computes the first ones.
+
     Args:
         networks: Modules of the same architecture; their parameters are copied.
 
@@ -140,10 +143,8 @@ class Stack(nn.Module):
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return parameters and buffers by their names in a single network, ``(models, ...)`` each."""
-        parameters: dict[str, Tensor] = {
-            name: self.get_parameter(f"parameter_{i}") for i, name in enumerate(self._names)
-        }
-        buffers = {name: self.get_buffer(f"buffer_{i}") for i, name in enumerate(self._buffer_names)}
+        parameters: dict[str, Tensor] = {name: getattr(self, f"parameter_{i}") for i, name in enumerate(self._names)}
+        buffers = {name: getattr(self, f"buffer_{i}") for i, name in enumerate(self._buffer_names)}
         return parameters, buffers
 
     @property
