@@ -35,7 +35,7 @@ def values_are_visible(*tensors: Tensor) -> bool:
 
 
 def is_known_zero(tensor: Tensor) -> bool:
-    """Return whether a tensor is seen to be zero everywhere, and no gradient will be computed through it.
+    """Return whether a tensor with entries is seen to be zero everywhere, and no gradient will be computed through it.
 
     It is False where values may not be read, so that a caller must have a form for tensors that may be zero.
 
@@ -45,4 +45,4 @@ def is_known_zero(tensor: Tensor) -> bool:
     """
     if tensor.requires_grad and torch.is_grad_enabled():
         return False
-    return values_are_visible(tensor) and not bool(tensor.any())
+    return values_are_visible(tensor) and tensor.numel() > 0 and not bool(tensor.any())

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import mpgelu as mp
 from mpgelu import InputError, Predictive
 from mpgelu.errors import MissingRuleError
+from mpgelu.estimators import Ensemble
 from mpgelu.export import export_onnx
 from mpgelu.likelihoods import HeavyTailedGaussian, Likelihood
 from mpgelu.moments import Moments
@@ -71,6 +72,42 @@ def test_an_ensemble_with_a_subclass_of_a_likelihood(tmp_path: Path) -> None:
     wanted = model.predict(X, return_std=True)
     np.testing.assert_allclose(mean, wanted[0], rtol=1e-4)
     np.testing.assert_allclose(stddev, wanted[1], rtol=1e-4)
+
+
+@pytest.mark.parametrize("moments", [mp.FactoredMoments, mp.DiagonalMoments])
+def test_an_ensemble_with_dropout_and_an_embedding(moments: Any, tmp_path: Path) -> None:
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    model = mp.MPGELURegressor(hidden=(6,), folds=2, steps=20, rate=0.1, moments=moments, random_state=0)
+    export_onnx(model.fit(X, X[:, 0]), tmp_path / "model.onnx", LEVELS)
+    for rows in (1, 5, 60):
+        mean, stddev, *_, quantiles = run(tmp_path / "model.onnx", X[:rows])
+        wanted = model.predict(X[:rows], return_std=True)
+        np.testing.assert_allclose(mean, wanted[0], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(stddev, wanted[1], rtol=1e-4)
+        np.testing.assert_allclose(quantiles, model.predict_quantile(X[:rows], LEVELS), rtol=1e-3, atol=1e-3)
+
+
+def test_a_kind_of_no_weight_is_dropped_and_one_of_little_is_a_number(tmp_path: Path) -> None:
+    """A weight that is zero in float32 was divided by itself."""
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    kinds: dict[str, Any] = {"hidden": (6,), "folds": 2, "sigma": (0.4, 4.0)}
+    model = mp.MPGELURegressor(**kinds, steps=20, likelihood=mp.GaussianMixture(2), random_state=0)
+    model.fit(X, X[:, 0])
+    assert len(model.kind_weights_) < 4
+    assert min(model.kind_weights_.values()) >= 0.02
+    assert sum(model.kind_weights_.values()) == pytest.approx(1)
+    held, stack = model.ensemble_, model.ensemble_.each_stack()[0]
+    weights = torch.tensor([1e-58, 1e-58, 0.5, 0.5], dtype=torch.float64)
+    parts = held.likelihood, held.scaling, held.target_mean, held.target_scale
+    ensemble = model.ensemble_ = Ensemble([stack, stack], weights, *parts).requires_grad_(False)
+    wanted = model.predict(X, return_std=True)
+    found = ensemble(torch.as_tensor(X).float())
+    np.testing.assert_allclose(found.mean, wanted[0], rtol=1e-4, atol=1e-4)
+    export_onnx(model, tmp_path / "model.onnx", LEVELS)
+    mean, stddev, *_, quantiles = run(tmp_path / "model.onnx", X)
+    np.testing.assert_allclose(mean, wanted[0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(stddev, wanted[1], rtol=1e-4)
+    assert np.isfinite(quantiles).all()
 
 
 def test_no_rows_of_an_estimator(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mpgelu import DiagonalMoments, FactoredMoments, FullMoments, InputError
+from mpgelu.layers import Periodic
 from mpgelu.moments import Moments
 from mpgelu.rules import (
     add,
@@ -313,3 +314,10 @@ def test_a_deep_copy_does_not_count_as_independent(mixed: bool) -> None:
     torch.testing.assert_close(copied.covariance, value.covariance)
     with pytest.raises(InputError, match="share randomness"):
         add(value, copied)
+
+
+@pytest.mark.parametrize("kind", [None, DiagonalMoments])
+def test_an_embedding_of_no_rows(kind: Any) -> None:
+    layer, x = Periodic(3, outputs=2), torch.zeros(0, 3)
+    out = layer(x if kind is None else kind(x, x))
+    assert (out if kind is None else out.mean).shape == (0, 9)

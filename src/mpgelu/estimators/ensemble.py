@@ -128,9 +128,10 @@ class Ensemble(nn.Module):
         of = self.likelihood
         members = [(of.predictive(h, nodes) if nodes else of.short(h)).to(x.dtype) for h in self.outputs(x)]
         shares = torch.split(self.weights.to(x), [len(member.mean) for member in members])
+        within = [(part / part.sum()).to(x) for part in torch.split(self.weights.double(), [*map(len, shares)])]
         average = torch.stack([share @ member.mean for share, member in zip(shares, members, strict=True)]).sum(0)
         moved = [member.affine(1.0, (1 - self.spread.to(x)) * (average - member.mean)) for member in members]
-        each = [member.mixture_over(0, share) for member, share in zip(moved, shares, strict=True)]
+        each = [member.mixture_over(0, share) for member, share in zip(moved, within, strict=True)]
         mixture = Predictive.mixture(each, torch.stack([share.sum() for share in shares])) if len(each) > 1 else each[0]
         widened = mixture.widened(self.scaling.extrapolation(x).sum(-1))
         return widened.affine(self.target_scale.to(x), self.target_mean.to(x))

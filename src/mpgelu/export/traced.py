@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mpgelu.errors import InputError
+from mpgelu.errors import InputError, MPGELUError
 from mpgelu.export.distribution import SMALLEST, Distribution, quantiles_by_row
 from mpgelu.export.graph import OPSET, Value
 from mpgelu.export.layers import Array
@@ -167,20 +167,37 @@ def _traced(module: nn.Module, x: Value, features: int, row_axis: int) -> list[V
     with _quiet():
         try:
             program = torch.onnx.export(
-                module,
-                (torch.zeros(7, features, device="cpu"),),
+                _without_checks(
+                    torch.export.export(
+                        module,
+                        (torch.zeros(7, features, device="cpu"),),
+                        dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
+                        strict=False,
+                    )
+                ),
                 dynamo=True,
-                dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
                 opset_version=OPSET,
                 verbose=False,
                 custom_translation_table={fma: _fma} if fma else None,
             )
-        except torch.onnx.OnnxExporterError as error:
-            raise InputError(f"export_onnx: torch cannot trace this network: {str(error).splitlines()[0]}") from error
+        except MPGELUError:
+            raise
+        except Exception as error:  # torch raises errors of many types here, and a network of the user's any
+            reason = str(error.__cause__ or error).strip().partition("\n")[0]
+            raise InputError(f"export_onnx: torch cannot trace this network: {reason}") from error
     assert program is not None
     found = x.graph.include(program.model_proto, _at_least_one_row(x))
     rows = x.op("Shape", end=1)
     return [part.op("Slice", [0], rows, [row_axis]) for part in found]
+
+
+def _without_checks(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Remove the checks of dtypes from a traced program, which torch cannot evaluate inside ``vmap``."""
+    for node in list(program.graph.nodes):
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            program.graph.erase_node(node)
+    program.graph_module.recompile()
+    return program
 
 
 def _at_least_one_row(x: Value) -> Value:

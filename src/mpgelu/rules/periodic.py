@@ -196,8 +196,9 @@ def _rest(cos: Tensor, sin: Tensor, spread: Tensor, covariance: Tensor) -> Tenso
 def _beside(value: Tensor, cosines: Tensor, weight: Tensor) -> Tensor:
     """Return the features with the combinations of their cosines, ``(*batch, n, 1 + d)``."""
     rows = cosines.reshape(-1, *cosines.shape[-2:])  # ONNX wants every dimension of einsum named
-    combined = torch.einsum("bnk,nkd->bnd", rows, weight).reshape(*value.shape, -1)
-    return torch.cat([value.unsqueeze(-1), combined], -1)
+    combined = torch.einsum("bnk,nkd->bnd", rows, weight).reshape(*value.shape, weight.shape[-1])
+    # A sum of padded tensors, since torch.cat inside vmap fixes the number of rows of a traced graph.
+    return F.pad(value.unsqueeze(-1), (0, weight.shape[-1])) + F.pad(combined, (1, 0))
 
 
 @full_precision

@@ -261,9 +261,9 @@ def weighted(
     """Estimate weights and noise of trained networks from rows that were held out from them.
 
     With a likelihood of the user, the weights maximise the log-likelihood of the mixture (:func:`stacking_weights`).
-    Otherwise the weights minimise the error of the averaged means (:func:`mean_weights`), members below 2 % are
-    dropped, a noise head is trained on the residuals (:func:`train_head`), spread and tails of the mixture are
-    estimated (:func:`fit_width`), and the correction of the noise for averaging is chosen (:meth:`NoiseHead.settle`).
+    Otherwise the weights minimise the error of the averaged means (:func:`mean_weights`), a noise head is trained on
+    the residuals (:func:`train_head`), spread and tails of the mixture are estimated (:func:`fit_width`), and the
+    correction of the noise for averaging is chosen (:meth:`NoiseHead.settle`). Members below 2 % are dropped.
 
     Args:
         members: Trained networks of each kind.
@@ -276,8 +276,12 @@ def weighted(
     """
     moments = settings.moments or _best_moments(members, rows, likelihood)
     if settings.likelihood is not None:
-        densities = [_densities(member, rows, likelihood, moments) for member in members]
-        by_kind, score = stacking_weights(torch.stack(densities, 1), rows.weights)
+        densities = torch.stack([_densities(member, rows, likelihood, moments) for member in members], 1)
+        by_kind, score = stacking_weights(densities, rows.weights)
+        kept = torch.nonzero(by_kind >= _LEAST_WEIGHT).flatten()
+        if len(kept) < len(members):
+            members = [members[i] for i in kept]
+            by_kind, score = stacking_weights(densities[:, kept], rows.weights)
         return Trained(members, _by_network(by_kind, members), likelihood, None, 1.0, moments, score, taken)
     limits = mean_range(rows.y)
     held = [_held_out(member, rows.X, moments, lambda outputs, _: _mean(outputs)) for member in members]
