@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mpgelu.errors import InputError
-from mpgelu.estimators.scales import LIMIT, robust_scale
+from mpgelu.estimators.scales import LIMIT, robust_scale, target_scales
 
 RANDOM = np.random.default_rng(0)
 
@@ -51,3 +51,14 @@ def test_a_rare_flag_is_of_unit_size_and_a_constant_stays_as_it_is() -> None:
 def test_differences_that_overflow_are_refused() -> None:
     with pytest.raises(InputError, match="differences overflow"):
         robust_scale(np.array([[-1.7e308], [1.7e308], [1.7e308]]))
+
+
+@pytest.mark.parametrize(
+    ("factor", "offset", "wrong"), [(1e300, 0.0, "large"), (1.0, 1e160, "large"), (1e-200, 0.0, "close to zero")]
+)
+def test_targets_whose_variance_is_no_number_are_refused(factor: float, offset: float, wrong: str) -> None:
+    y, weights = np.array([-1.0, 0.5, 1.0]), np.ones(3)
+    with pytest.raises(InputError, match=f"fit: targets are too {wrong}.*another unit"):
+        target_scales(factor * y + offset, weights)
+    assert target_scales(0 * y, weights) == (0, 1)
+    assert target_scales(1e-100 * y, weights)[1] == pytest.approx(1e-100 * y.std())

@@ -28,6 +28,8 @@ def check_target(y: ArrayLike) -> None:
                     f"fit: this is regression, which predicts a number, and y holds text such as {str(value)!r}; "
                     "give numbers (yes and no as 1 and 0), or take a classifier"
                 ) from None
+    if np.asarray(y).dtype.kind in "US":
+        raise InputError("fit: y holds numbers that are written as text; convert them with np.asarray(y, dtype=float)")
 
 
 @contextmanager

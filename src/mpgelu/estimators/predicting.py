@@ -150,6 +150,8 @@ class Predicting:
         Raises:
             InputError: A probability is out of range.
         """
+        if np.ndim(q) > 1:
+            raise InputError(f"predict_quantile: q must be one probability or a list of them, got {q}")
         probabilities = np.atleast_1d(np.asarray(q, dtype=np.float64)).tolist()
         if not all(0 < probability < 1 for probability in probabilities):
             raise InputError(f"predict_quantile: q must lie strictly between 0 and 1, got {q}")

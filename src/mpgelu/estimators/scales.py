@@ -13,6 +13,7 @@ Array = NDArray[np.float64]
 
 LIMIT = 3.0  # smooth limit of scaled features
 _REACH = 0.5  # standard deviation that a logarithmic unit of distance from the data adds, in scales of the target
+_LARGEST_TARGET = 1e150  # variances are squares of the unit of the target
 _SMALLEST_SCALE = 1e-12  # variation relative to the centre below which a feature counts as constant
 _OF_QUARTILES = 1.349  # interquartile range of a standard normal distribution
 _LEAST_SHARE = 0.2  # smallest scale relative to the standard deviation, for small interquartile ranges
@@ -73,13 +74,15 @@ def target_scales(y: Array, weights: Array) -> tuple[float, float]:
         weights: Weights of the rows, ``(rows,)``.
 
     Raises:
-        InputError: Differences of the values overflow.
+        InputError: Squares of the values or of their differences overflow or underflow.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         mean = float(np.average(y, weights=weights))
         largest = float(np.abs(y - mean).max())
-    if not (np.isfinite(mean) and np.isfinite(largest)):
-        raise InputError("fit: values are too large: their differences overflow; rescale the data")
+    if not max(abs(mean), largest) < _LARGEST_TARGET:  # NaN is not, either
+        raise InputError("fit: targets are too large: their squares overflow; give y in another unit")
     if largest <= _SMALLEST_SCALE * abs(mean) or largest == 0:
         return mean, 1.0
+    if largest < 1 / _LARGEST_TARGET:
+        raise InputError("fit: targets are too close to zero: their squares underflow; give y in another unit")
     return mean, largest * float(np.sqrt(np.average(((y - mean) / largest) ** 2, weights=weights)))

@@ -25,27 +25,26 @@ def parts_table(frame: pd.DataFrame) -> str:
         frame: Records, as from `Store.frame`.
     """
     summary = summarise(frame)
-    scores = summary[summary["complete"].astype(bool) & summary["dataset"].isin(ORDER)].set_index(["method", "dataset"])
-    body = [
-        _line(name, scores.loc[name], scores.loc["mpgelu"])
-        for name in GROUPS["ablations"]
-        if {name, "mpgelu"} <= {*scores.index.get_level_values("method")}
-    ]
-    return markdown(_HEAD, [line for line in body if line])
+    scores = summary[summary["complete"].astype(bool) & summary["dataset"].isin(ORDER)]
+    of = {name: scores[scores["method"] == name].set_index("dataset") for name in ("mpgelu", *GROUPS["ablations"])}
+    lines = [_line(name, of[name], of["mpgelu"]) for name in GROUPS["ablations"]]
+    return markdown(_HEAD, [line for line in lines if line])
 
 
 def _line(name: str, theirs: pd.DataFrame, default: pd.DataFrame) -> list[str]:
     sets = [dataset for dataset in ORDER if dataset in theirs.index and dataset in default.index]
     if not sets:
         return []
-    theirs, default = theirs.loc[sets, [*SIGNS]], default.loc[sets, [*SIGNS]]
-    ratios = np.exp(np.log(theirs[["crps", "rmse"]] / default[["crps", "rmse"]]).mean(skipna=False)) - 1
-    nats = float((theirs["log_likelihood"] - default["log_likelihood"]).mean(skipna=False))
-    crps = (theirs["crps"] / default["crps"]).to_numpy()
-    worst = int(crps.argmax())
-    cells = [_percent(ratios["crps"]), _percent(ratios["rmse"]), MISSING if math.isnan(nats) else f"{nats:+.2f}"]
-    better = f"{(crps > 1).sum()} of {len(sets)}"
-    return [METHODS[name].title, str(len(sets)), *cells, better, f"{_percent(crps[worst] - 1)} ({sets[worst]})"]
+    pairs = {
+        metric: (theirs.loc[sets, metric].to_numpy(float), default.loc[sets, metric].to_numpy(float))
+        for metric in SIGNS
+    }
+    crps, rmse = (np.divide(*pairs[metric]) for metric in ("crps", "rmse"))
+    nats = float(np.subtract(*pairs["log_likelihood"]).mean())
+    means = [_percent(float(np.exp(np.log(ratios).mean())) - 1) for ratios in (crps, rmse)]
+    better, worst = f"{(crps > 1).sum()} of {len(sets)}", int(crps.argmax())
+    cells = [*means, MISSING if math.isnan(nats) else f"{nats:+.2f}", better]
+    return [METHODS[name].title, str(len(sets)), *cells, f"{_percent(float(crps[worst]) - 1)} ({sets[worst]})"]
 
 
 def _percent(change: float) -> str:
