@@ -78,13 +78,14 @@ other rows, the new ones, and those of all rows stand at the end (Protein 6 %, C
 Targets with few values reward narrow peaks of a density: Wine's has 6, Pol's 11, Naval's 51; CRPS and RMSE do not.
 
 The default of MP-GELU was developed on splits 0-1. Report scores seen in earlier runs drew attention to three
-weaknesses: repeated rows (Wine), columns that are mostly one value (Pol), and a noise that is too wide or too narrow
-after averaging (coverage of Forest, Pendulum, Parkinsons and Pol). The remedies were chosen on splits 0-1. RealMLP
-was ahead on Parkinsons and kin40k then; that tables of more than 1,400 rows are trained longer was decided on split 0
-of kin40k, Parkinsons, Pol, Power and pumadyn32nm. All records of ours are of the recipe with all this. Those of the peers are partial: sets without records of a method are
-left out of its ranks, so ranks of methods that ran on different sets cannot be compared. Most prediction times were
-taken on a crowded machine and are too long, and fit times of peers up to twofold, although they are of the
-processor. Ours were taken with one or two other processes on the machine.
+weaknesses: repeated rows (Wine), columns that are mostly one value (Pol), and a noise that is too wide or too
+narrow after averaging (coverage of Forest, Pendulum, Parkinsons and Pol). The remedies were chosen on splits 0-1.
+RealMLP was ahead on Parkinsons and kin40k then; that tables of more than 1,400 rows are trained longer was decided
+on split 0 of kin40k, Parkinsons, Pol, Power and pumadyn32nm. All records of ours are of the recipe with all this.
+Those of the peers are partial: sets without records of a method are left out of its ranks, so ranks of methods that
+ran on different sets cannot be compared. Most prediction times were taken on a crowded machine and are too long,
+and fit times of peers up to twofold, although they are of the processor. Ours were taken with one or two other
+processes on the machine.
 
 Everything is in original units; features and target are scaled by the training rows. The deep ensemble is scored as
 the Gaussian with the mixture's mean and variance, as is customary. RealMLP gives 50 quantiles and no density. Times
