@@ -112,12 +112,13 @@ def test_a_folder_that_cannot_be_made_is_refused_before_training(compare: Comman
 def test_the_readme_gets_a_summary_and_the_docs_every_set(compare: Command, tmp_path: Path) -> None:
     for option, head in (("--readme", "|  | CRPS | RMSE |"), ("--docs", "| CRPS | ensemble |")):
         page = tmp_path / "page.md"
-        page.write_text("before\n<!-- compare:start -->\nold\n<!-- compare:end -->\nafter\n")
+        parts = "<!-- parts:start -->\n<!-- parts:end -->\n"  # what the parts of the default buy
+        page.write_text(f"before\n<!-- compare:start -->\nold\n<!-- compare:end -->\nafter\n{parts}")
         assert compare("--methods", "mc-dropout", "--splits", "5-6", option, page).exit_code == 0
         text = page.read_text()
         assert text.startswith(f"before\n<!-- compare:start -->\n{head}")
         assert "old" not in text
-        assert text.endswith("<!-- compare:end -->\nafter\n")
+        assert "<!-- compare:end -->\nafter\n<!-- parts:start -->\n" in text
 
 
 def test_sets_are_run_smallest_first() -> None:

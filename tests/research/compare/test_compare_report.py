@@ -241,6 +241,7 @@ def test_what_each_part_buys() -> None:
         ["MP-GELU, no embedding", "2", "+20.0%", "+10.0%", "+0.25", "1 of 2", "+100.0% (boston)"],
         ["MP-GELU, one network", "1", "+0.0%", "+100.0%", DASH, "0 of 1", "+0.0% (boston)"],
     ]
+    assert parts_table(pd.DataFrame(several([-1.0] * 5))) == ""
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ def parts_table(frame: pd.DataFrame) -> str:
     summary = summarise(frame)
     scores = summary[summary["complete"].astype(bool) & summary["dataset"].isin(ORDER)]
     of = {name: scores[scores["method"] == name].set_index("dataset") for name in ("mpgelu", *GROUPS["ablations"])}
-    lines = [_line(name, of[name], of["mpgelu"]) for name in GROUPS["ablations"]]
-    return markdown(_HEAD, [line for line in lines if line])
+    lines = [line for name in GROUPS["ablations"] if (line := _line(name, of[name], of["mpgelu"]))]
+    return markdown(_HEAD, lines) if lines else ""
 
 
 def _line(name: str, theirs: pd.DataFrame, default: pd.DataFrame) -> list[str]:
