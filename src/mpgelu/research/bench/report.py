@@ -212,7 +212,8 @@ def update_readme(results: Results, readme: Path) -> None:
     names = ["deterministic", _DIAGONAL, _EXACT, "MP-GELU full (n x n)", "ReLU full, DVI", _PAPER, *sampled]
     ms = {(row["method"], row["width"]): row["ms"] for row in results["inference"]}
     rows = [{"milliseconds": name} | {f"n = {width}": ms.get((name, width), "-") for width in widths} for name in names]
-    rows_told = f"{results['rows']} rows, {results['features']} features, two hidden layers of n units, float32. "
+    sizes = f"{results['predicted_rows']} rows, {results['features']} features"
+    rows_told = f"{sizes}, two hidden layers of n units, float32. "
     write_between(readme, "bench", f"{rows_told}{where(results)}\n\n{markdown(rows)}")
 
 

@@ -59,7 +59,7 @@ def run(
     results: Results = {
         "environment": environment(threads),
         "rounds": rounds,
-        "rows": settings.rows,
+        "predicted_rows": settings.rows,
         "features": FEATURES,
     }
     with Console(stderr=True).status("") as status:
