@@ -403,6 +403,20 @@ def test_the_noise_of_a_process_alone_is_that_of_rows_predicted_from_all_others(
     assert (single - y).square().mean() < (by_folds - y).square().mean()
 
 
+@pytest.mark.parametrize("likelihood", [None, HeteroscedasticGaussian()])
+def test_of_many_kinds_that_all_weigh_little_the_heaviest_are_kept(
+    likelihood: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = np.r_[0.019, np.full(99, 0.981 / 99)]  # all below the limit of 2 %
+    monkeypatch.setattr(training, "mean_weights", lambda means, y, rows: weights[: len(means)])
+    monkeypatch.setattr(
+        training, "stacking_weights", lambda logs, rows: (torch.as_tensor(weights[: logs.shape[1]]), -1.0)
+    )
+    trained = train(data(), replace(SETTINGS, likelihood=likelihood))
+    assert len(trained.members) == 1
+    assert trained.members[0].name == str(SETTINGS.kinds[0])
+
+
 def test_a_model_of_the_process_alone_predicts_and_is_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The process has float64 parameters, the networks of its noise float32 ones."""
     monkeypatch.setattr(training, "mean_weights", lambda means, y, weights: np.eye(len(means))[-1])

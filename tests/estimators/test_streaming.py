@@ -179,6 +179,14 @@ def test_it_goes_on_from_a_checkpoint(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (steps[-1], model.n_iter_) == (89, 90)
 
 
+@pytest.mark.parametrize(("scale", "wrong"), [(1e160, "large"), (1e-160, "close to zero")])
+def test_a_stream_of_targets_whose_variance_is_no_number(scale: float, wrong: str) -> None:
+    stream = Rows()
+    stream.target = 0.0, scale
+    with pytest.raises(InputError, match=f"targets are too {wrong}.*another unit"):
+        MPGELURegressor(**SMALL).fit_stream(stream)
+
+
 def test_what_a_stream_cannot_do() -> None:
     with pytest.raises(InputError, match="900 rows are too few for a stream, which needs 1,000"):
         MPGELURegressor(**SMALL).fit_stream(Rows(900, 900))

@@ -128,6 +128,7 @@ class Ensemble(nn.Module):
         of = self.likelihood
         members = [(of.predictive(h, nodes) if nodes else of.short(h)).to(x.dtype) for h in self.outputs(x)]
         shares = torch.split(self.weights.to(x), [len(member.mean) for member in members])
+        # In float64, since all weights of a stack may be zero in float32.
         within = [(part / part.sum()).to(x) for part in torch.split(self.weights.double(), [*map(len, shares)])]
         average = torch.stack([share @ member.mean for share, member in zip(shares, members, strict=True)]).sum(0)
         moved = [member.affine(1.0, (1 - self.spread.to(x)) * (average - member.mean)) for member in members]

@@ -79,10 +79,23 @@ def target_scales(y: Array, weights: Array) -> tuple[float, float]:
     with np.errstate(over="ignore", invalid="ignore"):
         mean = float(np.average(y, weights=weights))
         largest = float(np.abs(y - mean).max())
-    if not max(abs(mean), largest) < _LARGEST_TARGET:  # NaN is not, either
-        raise InputError("fit: targets are too large: their squares overflow; give y in another unit")
+    check_target_unit(mean, largest)
     if largest <= _SMALLEST_SCALE * abs(mean) or largest == 0:
         return mean, 1.0
-    if largest < 1 / _LARGEST_TARGET:
-        raise InputError("fit: targets are too close to zero: their squares underflow; give y in another unit")
     return mean, largest * float(np.sqrt(np.average(((y - mean) / largest) ** 2, weights=weights)))
+
+
+def check_target_unit(mean: float, spread: float) -> None:
+    """Raise if the variance of targets is too large or too small for a float64 number.
+
+    Args:
+        mean: Mean of the targets.
+        spread: Their standard deviation, or largest distance from the mean.
+
+    Raises:
+        InputError: The squares of the targets overflow or underflow.
+    """
+    if not max(abs(mean), spread) < _LARGEST_TARGET:  # NaN is not, either
+        raise InputError("fit: targets are too large: their squares overflow; give y in another unit")
+    if 0 < spread < 1 / _LARGEST_TARGET:
+        raise InputError("fit: targets are too close to zero: their squares underflow; give y in another unit")

@@ -16,7 +16,7 @@ from mpgelu.errors import InputError
 from mpgelu.estimators.checks import check_memory
 from mpgelu.estimators.ensemble import Ensemble
 from mpgelu.estimators.recipe import Block, Rows, Stream, Trained, settings_of, train_streamed
-from mpgelu.estimators.scales import robust_scale
+from mpgelu.estimators.scales import check_target_unit, robust_scale
 from mpgelu.native.threads import job_count
 from mpgelu.networks import FeatureScale
 
@@ -56,6 +56,7 @@ class Streaming:
                 f"fit: {stream.rows} rows are too few for a stream, which needs {FEWEST_ROWS:,}; read them into memory"
             )
         features, (target_mean, target_scale) = stream.sample.X, stream.target
+        check_target_unit(target_mean, target_scale)
         settings = replace(settings_of(self, stream.rows, features.shape[1]), process=False)
         check_memory(settings, features.shape[1])
         native.warn_if_missing()

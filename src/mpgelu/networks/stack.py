@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -178,11 +179,8 @@ class Stack(nn.Module):
         form = self._plain
         if form is None or not self._takes(value, training=True):
             return None
-        parameters = self.state()[0]
-        if self._is_fixed:
-            networks = self._for_tensors.of(self.parameters(), lambda: form.arrays(parameters))
-        else:
-            networks = form.arrays(parameters)
+        make = partial(form.arrays, self.state()[0])
+        networks = self._for_tensors.of(self.parameters(), make) if self._is_fixed else make()
         return plain.outputs(networks, value) if value.shape[2] == networks.features else None
 
     def _takes(self, value: Tensor, training: bool = False) -> bool:

@@ -278,7 +278,7 @@ def weighted(
     if settings.likelihood is not None:
         densities = torch.stack([_densities(member, rows, likelihood, moments) for member in members], 1)
         by_kind, score = stacking_weights(densities, rows.weights)
-        kept = torch.nonzero(by_kind >= _LEAST_WEIGHT).flatten()
+        kept = _heavy(by_kind)
         if len(kept) < len(members):
             members = [members[i] for i in kept]
             by_kind, score = stacking_weights(densities[:, kept], rows.weights)
@@ -291,9 +291,8 @@ def weighted(
     means = means.clamp(*limits)
     y, row_weights = rows.y.double().numpy(), rows.weights.double().numpy()
     by_kind = torch.as_tensor(mean_weights(means.double().numpy(), y, row_weights), device="cpu")
-    by_kind = torch.where(by_kind < _LEAST_WEIGHT, 0, by_kind)
-    kept = torch.nonzero(by_kind).flatten()
-    members, by_kind = [members[i] for i in kept], by_kind[kept] / by_kind.sum()
+    kept = _heavy(by_kind)
+    members, by_kind = [members[i] for i in kept], by_kind[kept] / by_kind[kept].sum()
     means, own = means[kept], own[kept]
     if process is not None and [member.name for member in members] == [process.member.name]:
         means = process.single.clamp(*limits)[None]  # it predicts new rows from all rows, not from four folds
@@ -310,6 +309,11 @@ def weighted(
         values = [_mean(_outputs(m.stack, some.X.expand(len(m.stack), -1, -1), moments)) for m in members]
     noise.settle(some.X, values, some.weights, tails.variance_ratio)
     return Trained(members, _by_network(by_kind, members), tails, noise, width.spread, moments, score, taken)
+
+
+def _heavy(by_kind: Tensor) -> Tensor:
+    """Return the places of weights of at least 2 %, or of the largest one if all have less, as of many kinds."""
+    return torch.nonzero(by_kind >= by_kind.max().clamp_max(_LEAST_WEIGHT)).flatten()
 
 
 def _some_of(rows: Rows) -> Rows:
