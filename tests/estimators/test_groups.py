@@ -137,14 +137,14 @@ def test_a_warm_start_and_a_checkpoint_go_on_in_workers(tmp_path: Path, dask_cli
 def test_a_half_trained_group_goes_on_in_a_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: Trained, dask_client: Any
 ) -> None:
-    take_step = Steps.step
+    take_steps = Steps.take
 
-    def interrupted(self: Steps, *batch: Any) -> Tensor:
+    def interrupted(self: Steps, *batches: Any) -> Tensor:
         if self.taken == 40:
             os.kill(os.getpid(), signal.SIGINT)
-        return take_step(self, *batch)
+        return take_steps(self, *batches)
 
-    monkeypatch.setattr(Steps, "step", interrupted)
+    monkeypatch.setattr(Steps, "take", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.warns(InterruptedWarning, match="of 100 steps"):

@@ -27,7 +27,7 @@ from mpgelu.estimators.recipe.folds import Batches, Folds
 from mpgelu.estimators.recipe.head import mean_range, train_head
 from mpgelu.estimators.recipe.loop import Group, Pace
 from mpgelu.estimators.recipe.networks import new_networks
-from mpgelu.estimators.recipe.steps import Steps, expected_loss, learning_rate, variance_weights
+from mpgelu.estimators.recipe.steps import ExpectedLoss, Steps, learning_rate, variance_weights
 from mpgelu.estimators.recipe.weights import fit_width, mean_weights, stacking_weights
 from mpgelu.likelihoods import HeavyTailedGaussian, HeteroscedasticGaussian
 from mpgelu.training import Interrupts, RecoveryWarning
@@ -118,7 +118,7 @@ def test_a_step_is_that_of_adam_on_each_network_alone() -> None:
     stack = new_networks(3, SETTINGS.kinds[1], likelihood, SETTINGS, 0)
     alone = mp.Stack(stack.unstack()[:1])
     at = torch.arange(30).view(3, 10)
-    trainers = [Steps(each, expected_loss(each, likelihood, 0.5, 10)) for each in (stack, alone)]
+    trainers = [Steps(each, ExpectedLoss(each, likelihood, 0.5, 10)) for each in (stack, alone)]
     for trainer, chosen in zip(trainers, (at, at[:1]), strict=True):
         for _ in range(3):
             trainer.step(rows.X[chosen], rows.y[chosen], rows.weights[chosen], 0.01)
@@ -133,7 +133,7 @@ def test_a_step_that_is_not_finite_is_left_out_for_that_network_alone() -> None:
     wrong = rows.y.clone()
     wrong[12] = 1e30  # of the second network's batch
     for stack, y in zip(stacks, (rows.y, wrong), strict=True):
-        trainer = Steps(stack, expected_loss(stack, likelihood, 0.5, 10))
+        trainer = Steps(stack, ExpectedLoss(stack, likelihood, 0.5, 10))
         losses = trainer.step(rows.X[at], y[at], rows.weights[at], 0.01)
     assert torch.isfinite(losses).tolist() == [True, False, True]
     start = new_networks(3, SETTINGS.kinds[0], likelihood, SETTINGS, 0)
@@ -443,29 +443,29 @@ def test_training_gives_the_same_bits_twice_and_leaves_global_random_numbers_alo
     same(first, train(rows, SETTINGS))
 
 
-@pytest.mark.parametrize("stop_at", [1, 25])
+@pytest.mark.parametrize("stop_at", [1, 2, 4])
 def test_an_interrupted_training_is_resumed_in_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
 ) -> None:
     rows = data()
     whole = train(rows, SETTINGS)
-    step, taken = Steps.step, 0
+    take, calls = Steps.take, 0
 
-    def interrupted(self: Steps, *batch: Any) -> Tensor:
-        nonlocal taken
-        taken += 1
-        if taken == stop_at:
+    def interrupted(self: Steps, *batches: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == stop_at:
             os.kill(os.getpid(), signal.SIGINT)
-        return step(self, *batch)
+        return take(self, *batches)
 
-    monkeypatch.setattr(Steps, "step", interrupted)
+    monkeypatch.setattr(Steps, "take", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
     try:
         with pytest.warns(InterruptedWarning):
             train(rows, SETTINGS, checkpoint=tmp_path)
     finally:
         signal.signal(signal.SIGINT, before)
-    monkeypatch.setattr(Steps, "step", step)
+    monkeypatch.setattr(Steps, "take", take)
     same(train(rows, SETTINGS, checkpoint=tmp_path), whole)
 
 
@@ -506,13 +506,13 @@ def test_a_time_limit_ends_the_steps_with_a_learning_rate_of_zero(monkeypatch: p
     rows, likelihood = data(), HeteroscedasticGaussian()
     task = training.task_of(0, 3, likelihood, replace(SETTINGS, steps=10**6))
     trainer, rates = task.trainer(len(rows.y)), []
-    step = trainer.step
+    take = trainer.take
 
-    def recorded(x: Tensor, y: Tensor, weights: Tensor, rate: float) -> Tensor:
-        rates.append(rate)
-        return step(x, y, weights, rate)
+    def recorded(data: Rows, at: Tensor, some: list[float]) -> Tensor:
+        rates.extend(some)
+        return take(data, at, some)
 
-    monkeypatch.setattr(trainer, "step", recorded)
+    monkeypatch.setattr(trainer, "take", recorded)
     with mp.training.training_progress(False) as bar, Interrupts() as interrupts:
         Group(task, trainer).train(rows, 1.0, interrupts, bar)
     assert 1 <= len(rates) < 10**6
@@ -521,14 +521,26 @@ def test_a_time_limit_ends_the_steps_with_a_learning_rate_of_zero(monkeypatch: p
 
 def test_a_time_limit_that_has_passed_leaves_one_step() -> None:
     pace = Pace(0.01, 100, seconds=-5.0, taken=20)  # a Gaussian process may have taken more than the whole limit
-    assert pace.rate(20) is not None
-    assert pace.rate(21) is None
+    assert len(pace.rates(20, 10)) == 1
+    assert pace.rates(21, 10) == []
 
 
 def test_a_time_limit_does_not_take_the_last_step_away() -> None:
     pace = Pace(0.01, 100, seconds=1e6, taken=0)
-    assert pace.rate(99) == pytest.approx(0)
-    assert pace.rate(100) is None
+    assert pace.rates(99, 10) == [pytest.approx(0)]
+    assert pace.rates(100, 10) == []
+
+
+def test_several_rates_at_once_are_those_of_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace = Pace(0.01, 100, seconds=math.inf, taken=0)
+    assert pace.rates(40, 20) == [learning_rate(0.01, (41 + step) / 100) for step in range(20)]
+    assert len(pace.rates(93, 20)) == 7
+    limited = Pace(0.01, 100, seconds=10.0, taken=0)
+    assert len(limited.rates(0, 20)) == 1  # nothing is known of the duration of a step
+    monkeypatch.setattr(time, "monotonic", lambda: limited.started + 8.0)  # of two seconds each
+    assert limited.rates(4, 20) == [learning_rate(0.01, 1.0)][:0]
+    monkeypatch.setattr(time, "monotonic", lambda: limited.started + 5.0)  # of a second each
+    assert limited.rates(5, 20) == pytest.approx([learning_rate(0.01, passed) for passed in (0.6, 0.7, 0.8, 0.9)])
 
 
 def test_a_likelihood_of_the_users_keeps_the_networks_own_outputs() -> None:

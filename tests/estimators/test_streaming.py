@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from mpgelu.errors import InputError
 from mpgelu.estimators import MPGELURegressor
 from mpgelu.estimators.hashing import uniform
 from mpgelu.estimators.recipe import Block, settings_of, streaming
-from mpgelu.estimators.recipe.steps import Steps
+from mpgelu.estimators.recipe.steps import ExpectedLoss, Steps
 
 SMALL: dict[str, Any] = {"hidden": (16,), "sigma": 0.4, "brief": False, "folds": 3, "random_state": 0, "n_jobs": 1}
 SMALL |= {"noise": "homoscedastic"}  # whose head need not be trained
@@ -56,16 +56,26 @@ def test_numbers_of_rows_are_uniform_and_independent_of_seeds() -> None:
     np.testing.assert_array_equal(uniform(numbers[7:9], 0), first[7:9])
 
 
+def watch(monkeypatch: pytest.MonkeyPatch, seen: Callable[..., None]) -> None:
+    """Call a function before steps of the ensemble are taken, with their arguments."""
+    take = Steps.take
+
+    def watched(self: Steps, *given: Any) -> Any:
+        if isinstance(self.objective, ExpectedLoss):  # not of the noise head
+            seen(self, *given)
+        return take(self, *given)
+
+    monkeypatch.setattr(Steps, "take", watched)
+
+
 def test_no_network_trains_on_rows_that_it_is_judged_by(monkeypatch: pytest.MonkeyPatch) -> None:
     stream, seen = Rows(), [set[float](), set[float](), set[float]()]
-    taken = Steps.step
 
-    def noted(self: Steps, x: Any, y: Any, weights: Any, learning_rate: float) -> Any:
-        for network, targets in enumerate(y.tolist()):
+    def note(steps: Steps, data: Any, at: Any, rates: Any) -> None:
+        for network, targets in enumerate(data.y[at].flatten(1).tolist()):
             seen[network] |= set(targets)
-        return taken(self, x, y, weights, learning_rate)
 
-    monkeypatch.setattr(Steps, "step", noted)
+    watch(monkeypatch, note)
     MPGELURegressor(steps=150, **SMALL).fit_stream(stream)
     mean, scale = stream.target
     y = ((stream.all.y - mean) / scale).astype(np.float32)
@@ -121,13 +131,11 @@ def test_threads_do_not_change_the_bits() -> None:
 
 def test_steps_of_brief_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: dict[int, int] = {}
-    taken = Steps.step
 
-    def noted(self: Steps, *given: Any) -> Any:
-        steps[id(self)] = steps.get(id(self), 0) + 1
-        return taken(self, *given)
+    def note(trainer: Steps, data: Any, at: Any, rates: Any) -> None:
+        steps[id(trainer)] = steps.get(id(trainer), 0) + len(rates)
 
-    monkeypatch.setattr(Steps, "step", noted)
+    watch(monkeypatch, note)
     MPGELURegressor(**SMALL | {"brief": True, "steps": 48}).fit_stream(Rows())
     assert sorted(steps.values()) == [6, 8, 48]
 
@@ -140,40 +148,35 @@ def test_a_time_limit_ends_it() -> None:
 
 
 def test_ctrl_c_keeps_what_was_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = Steps.step
-
-    def interrupted(self: Steps, *given: Any) -> Any:
-        if self.taken == 7:
+    def interrupt(steps: Steps, *given: Any) -> None:
+        if steps.taken == 0:
             os.kill(os.getpid(), signal.SIGINT)
-        return taken(self, *given)
 
-    monkeypatch.setattr(Steps, "step", interrupted)
-    with pytest.warns(mp.InterruptedWarning, match="interrupted after 8 of 100 steps"):
+    watch(monkeypatch, interrupt)
+    with pytest.warns(mp.InterruptedWarning, match=r"interrupted after \d+ of 100 steps"):
         model = MPGELURegressor(steps=100, **SMALL).fit_stream(Rows())
     assert np.isfinite(model.predict(np.zeros((1, 2)))).all()
 
 
 def test_it_goes_on_from_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken, steps = Steps.step, list[int]()
+    steps = list[int]()
 
-    def killed(self: Steps, *given: Any) -> Any:
-        if self.taken == 40:
+    def note(trainer: Steps, data: Any, at: Any, rates: Any) -> None:
+        steps.extend(range(trainer.taken, trainer.taken + len(rates)))
+
+    def kill(trainer: Steps, *given: Any) -> None:
+        if trainer.taken >= 40:
             raise RuntimeError("killed")
-        steps.append(self.taken)
-        return taken(self, *given)
+        note(trainer, *given)
 
     monkeypatch.setattr("mpgelu.estimators.recipe.checkpoint._SECONDS_BETWEEN_CHECKPOINTS", 0)
-    monkeypatch.setattr(Steps, "step", killed)
+    watch(monkeypatch, kill)
     with pytest.raises(RuntimeError, match="killed"):
         MPGELURegressor(steps=90, checkpoint=tmp_path, **SMALL).fit_stream(Rows())
     first = steps.copy()
     steps.clear()
-
-    def noted(self: Steps, *given: Any) -> Any:
-        steps.append(self.taken)
-        return taken(self, *given)
-
-    monkeypatch.setattr(Steps, "step", noted)
+    monkeypatch.undo()
+    watch(monkeypatch, note)
     model = MPGELURegressor(steps=90, checkpoint=tmp_path, **SMALL).fit_stream(Rows())
     assert 0 < steps[0] <= first[-1] + 1  # from the last block that was finished
     assert (steps[-1], model.n_iter_) == (89, 90)

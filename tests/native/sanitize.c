@@ -17,6 +17,10 @@ typedef void plain_kernel(int64_t, int64_t, int64_t, const int64_t *, int64_t, i
                           const float *, const float *, float *, float *, float *);
 typedef void plain_gradient(int64_t, int64_t, int64_t, const int64_t *, int64_t, int64_t, int64_t, int64_t, const float *,
                             const float *, const float *, const float *, float *, float *);
+typedef void plain_training(int64_t, int64_t, int64_t, const int64_t *, int64_t, int64_t, int64_t, int64_t, int64_t,
+                            int64_t, int64_t, const int64_t *, const double *, const double *, const float *,
+                            const float *, const float *, float *, float *, float *, float *, float *);
+typedef int64_t training_size(int64_t, int64_t, const int64_t *, int64_t, int64_t, int64_t);
 typedef void process_kernel(int64_t, int64_t, int64_t, const double *, const double *, const double *, const double *,
                             const double *, const double *, const double *, double *, float *);
 typedef int64_t process_size(int64_t, int64_t);
@@ -48,6 +52,8 @@ struct kernel {
     extern plain_kernel plain_forward_##variant, plain_single_##variant;                                               \
     extern plain_gradient plain_backward_##variant;                                                                    \
     extern size_function plain_workspace_##variant, plain_kept_##variant;                                              \
+    extern plain_training plain_train_##variant;                                                                       \
+    extern training_size plain_train_workspace_##variant;                                                              \
     extern process_kernel process_forward_##variant;                                                                   \
     extern process_size process_workspace_##variant, mixture_workspace_##variant;                                      \
     extern quantile_kernel mixture_quantiles_##variant;                                                                \
@@ -84,6 +90,8 @@ struct predicting {
     plain_kernel *plain, *single;
     plain_gradient *gradient;
     size_function *plain_workspace, *plain_kept;
+    plain_training *train;
+    training_size *train_workspace;
     process_kernel *process;
     process_size *process_workspace, *mixture_workspace;
     quantile_kernel *quantiles;
@@ -95,9 +103,9 @@ struct predicting {
 
 #define PREDICTING(variant)                                                                                            \
     {#variant, plain_forward_##variant, plain_single_##variant, plain_backward_##variant, plain_workspace_##variant,   \
-     plain_kept_##variant, process_forward_##variant, process_workspace_##variant, mixture_workspace_##variant,        \
-     mixture_quantiles_##variant, ensemble_features_##variant, ensemble_told_##variant, ensemble_noise_##variant,      \
-     ensemble_mixture_##variant},
+     plain_kept_##variant, plain_train_##variant, plain_train_workspace_##variant, process_forward_##variant,          \
+     process_workspace_##variant, mixture_workspace_##variant, mixture_quantiles_##variant, ensemble_features_##variant, \
+     ensemble_told_##variant, ensemble_noise_##variant, ensemble_mixture_##variant},
 
 static const struct predicting predicting[] = {
     PREDICTING(baseline)
@@ -175,6 +183,26 @@ static double *doubles(int64_t count, int wild) {
     return made;
 }
 
+static void run_training(const struct predicting *k, int wild) {
+    int64_t widths[6], models = whole(1, 3), layers = whole(1, 5), batch = whole(1, 150), all = whole(1, 200);
+    int64_t features = whole(1, 5), cosines = whole(0, 1) * whole(1, 6), combinations = cosines ? whole(1, 3) : 0;
+    int64_t scaled = whole(0, 1), objective = whole(BETA_GAUSSIAN, STUDENT), steps = whole(1, 4), taken = whole(0, 9);
+    for (int64_t l = 1; l <= layers; l++) widths[l] = whole(1, 21);
+    widths[0] = features * (1 + combinations), widths[layers] = objective == STUDENT ? 1 : 2;
+    int64_t size = scaled * widths[0] + features * cosines * (2 + combinations) + parameter_count(layers, widths);
+    int64_t *at = malloc(sizeof(int64_t) * models * steps * batch);
+    for (int64_t i = 0; i < models * steps * batch; i++) at[i] = whole(0, all - 1);
+    double *rates = doubles(3 * steps, 0), settings[] = {objective == STUDENT ? 5 : 0.5, 10, 0.02, 0.9, 0.999, 1e-8};
+    float *x = numbers(all * features, 0, wild), *y = numbers(all, 0, wild), *weights = numbers(all, 1, 0);
+    float *parameters = numbers(models * size, 0, wild), *first = numbers(models * size, 0, 0);
+    float *second = numbers(models * size, 1, 0), *losses = numbers(models * steps, 0, 0);
+    float *room = numbers(k->train_workspace(batch, layers, widths, features, cosines, scaled), 0, 0);
+    k->train(models, batch, layers, widths, whole(SILU, RELU), features, cosines, scaled, objective, steps, taken, at,
+             rates, settings, x, y, weights, parameters, first, second, losses, room);
+    free(at), free(rates), free(x), free(y), free(weights), free(parameters), free(first), free(second), free(losses);
+    free(room);
+}
+
 static void run_process(const struct predicting *k, int wild) {
     int64_t rows = whole(1, 20), points = whole(1, 600), n = whole(1, 9);
     int64_t counts[] = {rows * n, points, points * n, n, n, 1, n + 3, rows};
@@ -236,9 +264,9 @@ int main(int count, char **arguments) {
     for (size_t i = 0; i < sizeof predicting / sizeof *predicting; i++) {
         if (!can_run(predicting[i].variant)) continue;
         for (int round = 0; round < rounds; round++)
-            run_plain(&predicting[i], round % 2), run_process(&predicting[i], round % 2),
-                run_quantiles(&predicting[i], round % 2), run_ensemble(&predicting[i], round % 2);
-        printf("plain, process, mixture, ensemble %s: %d shapes each\n", predicting[i].variant, rounds);
+            run_plain(&predicting[i], round % 2), run_training(&predicting[i], round % 2),
+                run_process(&predicting[i], round % 2), run_quantiles(&predicting[i], round % 2), run_ensemble(&predicting[i], round % 2);
+        printf("plain, training, process, mixture, ensemble %s: %d shapes each\n", predicting[i].variant, rounds);
     }
     return 0;
 }

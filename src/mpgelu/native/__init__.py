@@ -83,33 +83,34 @@ def variant() -> str:
 
 
 @cache
-def number_of(nonlinearity: str) -> int:
-    """Return the number of a nonlinearity in the kernels.
+def number_of(name: str) -> int:
+    """Return the number of a nonlinearity, or of an objective of training, in the kernels.
 
     Args:
-        nonlinearity: Its name in ``kernels.h``.
+        name: Its name in ``kernels.h``.
 
     Raises:
-        RuntimeError: The kernels have no such nonlinearity.
+        RuntimeError: The kernels have nothing of this name.
     """
-    function = _loaded().kernels_nonlinearity
+    function = _loaded().kernels_number
     function.restype = ctypes.c_int64
-    number: int = function(nonlinearity.encode())
+    number: int = function(name.encode())
     if number < 0:
-        raise RuntimeError(f"number_of: the kernels have no nonlinearity {nonlinearity!r}")
+        raise RuntimeError(f"number_of: the kernels have no nonlinearity and no objective {name!r}")
     return number
 
 
-def size_of(name: str, rows: int, widths: Integers) -> int:
+def size_of(name: str, rows: int, widths: Integers, *counts: int) -> int:
     """Return the number of floats of an array that a kernel of networks needs.
 
     Args:
         name: ``"<kernel>_workspace"`` or ``"<kernel>_kept"``.
         rows: Number of rows of a batch.
         widths: Number of features before the first layer and after each layer.
+        *counts: Further arguments of this function in ``kernels.h``.
     """
     size: int = _function(f"{name}_{variant()}", ctypes.c_int64)(
-        ctypes.c_int64(rows), ctypes.c_int64(len(widths) - 1), widths
+        ctypes.c_int64(rows), ctypes.c_int64(len(widths) - 1), widths, *map(ctypes.c_int64, counts)
     )
     return size
 
@@ -131,25 +132,29 @@ def integers(values: Sequence[int]) -> Integers:
     return (ctypes.c_int64 * len(values))(*values)
 
 
-def run(name: str, sizes: Sequence[Size], tensors: Sequence[Tensor], doubles: int = 0) -> None:
+def run(name: str, sizes: Sequence[Size], tensors: Sequence[Tensor], doubles: int = 0, longs: int = 0) -> None:
     """Call a kernel, whose arguments are sizes and arrays in this order; see :func:`bound`."""
-    bound(name, sizes, tensors, doubles)()
+    bound(name, sizes, tensors, doubles, longs)()
 
 
-def bound(name: str, sizes: Sequence[Size], tensors: Sequence[Tensor], doubles: int = 0) -> Callable[[], None]:
+def bound(
+    name: str, sizes: Sequence[Size], tensors: Sequence[Tensor], doubles: int = 0, longs: int = 0
+) -> Callable[[], None]:
     """Return a kernel with its arguments as a function that can be called any number of times.
 
     Args:
         name: Name of a function of ``kernels.h``, without its variant.
         sizes: Its leading integers, or arrays of them.
-        tensors: Contiguous tensors on the CPU that the kernel reads or overwrites: ``doubles`` tensors of float64,
-            followed by tensors of float32. The function holds references to them.
+        tensors: Contiguous tensors on the CPU that the kernel reads or overwrites: ``longs`` tensors of int64,
+            ``doubles`` of float64, and the others of float32. The function holds references to them.
         doubles: Number of tensors of float64.
+        longs: Number of tensors of int64.
 
     Raises:
         TypeError: A tensor has another dtype, is not contiguous, or not on the CPU.
     """
-    wanted = [torch.float64] * doubles + [torch.float32] * (len(tensors) - doubles)
+    floats = len(tensors) - doubles - longs
+    wanted = [torch.int64] * longs + [torch.float64] * doubles + [torch.float32] * floats
     for tensor, dtype in zip(tensors, wanted, strict=True):
         if tensor.dtype != dtype or not tensor.is_cpu or not tensor.is_contiguous():
             came = str(dtype).removeprefix("torch.")

@@ -6,3 +6,4 @@
 #include "mixture.c"
 #include "plain.c"
 #include "process.c"
+#include "train.c"

@@ -1,5 +1,5 @@
 /* Functions that exist once, not for every instruction set: the variant for this processor, and the numbers of
- * nonlinearities. */
+ * nonlinearities and objectives. */
 #include "kernels.h"
 
 const char *kernels_variant(void) {
@@ -13,10 +13,13 @@ const char *kernels_variant(void) {
     return "baseline";
 }
 
-int64_t kernels_nonlinearity(const char *name) {
-    static const char *const names[] = {[MPGELU] = "mpgelu", [RELU_DVI] = "relu_dvi", [RELU_EXACT] = "relu_exact",
-                                        [SILU] = "silu", [RELU] = "relu"};
-    for (int64_t k = 0; k < (int64_t)(sizeof names / sizeof *names); k++)
-        if (strcmp(name, names[k]) == 0) return k;
+int64_t kernels_number(const char *name) {
+    static const struct {
+        const char *name;
+        int64_t number;
+    } known[] = {{"mpgelu", MPGELU}, {"relu_dvi", RELU_DVI}, {"relu_exact", RELU_EXACT}, {"silu", SILU}, {"relu", RELU},
+                 {"beta_gaussian", BETA_GAUSSIAN}, {"student", STUDENT}};
+    for (size_t k = 0; k < sizeof known / sizeof *known; k++)
+        if (strcmp(name, known[k].name) == 0) return known[k].number;
     return -1;
 }

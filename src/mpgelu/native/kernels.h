@@ -49,6 +49,8 @@
 
 enum nonlinearity { MPGELU, RELU_DVI, RELU_EXACT, SILU, RELU };
 
+enum objective { BETA_GAUSSIAN, STUDENT };
+
 #define FORWARD(name)                                                                                                  \
     EXPORT void KERNEL(name)(int64_t models, int64_t rows, int64_t layers, const int64_t *widths,                      \
                              int64_t nonlinearity, int64_t keep, const float *x_mean, const float *x_variance,         \
@@ -75,6 +77,25 @@ enum nonlinearity { MPGELU, RELU_DVI, RELU_EXACT, SILU, RELU };
     EXPORT void KERNEL(name)(PLAIN_SIZES, const float *x, const float *parameters, const float *kept,                  \
                              const float *grad, float *by_parameters, float *workspace)
 
+/* Steps of Adam, `steps` of them after `taken` earlier ones, with batches of `rows` rows: `at` (models, steps, rows) of the
+ * data x (all, features), y (all), weights (all). If `scaled` is not zero, the parameters of a model begin with the scale
+ * (widths[0]) of the inputs of the first linear map. They are changed in place, like the moments of Adam `first` and
+ * `second`, which have their layout. The rates (steps, 3) are those of scale, embedding and linear maps; `settings` are a
+ * struct optimiser. The losses (models, steps) are NaN for steps that were left out. */
+struct optimiser {
+    double shape; /* beta of BETA_GAUSSIAN, degrees of freedom of STUDENT */
+    double clip;  /* largest norm of the gradient of a model */
+    double weight_decay, beta_1, beta_2, epsilon;
+};
+
+#define PLAIN_TRAIN(name)                                                                                              \
+    EXPORT void KERNEL(name)(int64_t models, int64_t rows, int64_t layers, const int64_t *widths,                      \
+                             int64_t nonlinearity, int64_t features, int64_t cosines, int64_t scaled,                  \
+                             int64_t objective, int64_t steps, int64_t taken, const int64_t *at, const double *rates,  \
+                             const double *settings, const float *x, const float *y, const float *weights,             \
+                             float *parameters, float *first, float *second, float *losses, float *workspace)
+
+PLAIN_TRAIN(plain_train);
 PLAIN_FORWARD(plain_forward);
 PLAIN_FORWARD(plain_single); /* for one row; weights of linear maps are (before, after), and nothing is kept */
 PLAIN_BACKWARD(plain_backward);
@@ -126,6 +147,8 @@ EXPORT void KERNEL(ensemble_mixture)(int64_t rows, int64_t networks, int64_t err
 /* The number of floats of the workspace, for both passes, and of the array that is kept for each model. */
 EXPORT int64_t KERNEL(plain_workspace)(int64_t rows, int64_t layers, const int64_t *widths);
 EXPORT int64_t KERNEL(plain_kept)(int64_t rows, int64_t layers, const int64_t *widths);
+EXPORT int64_t KERNEL(plain_train_workspace)(int64_t rows, int64_t layers, const int64_t *widths, int64_t features,
+                                             int64_t cosines, int64_t scaled);
 EXPORT int64_t KERNEL(diagonal_workspace)(int64_t rows, int64_t layers, const int64_t *widths);
 EXPORT int64_t KERNEL(diagonal_kept)(int64_t rows, int64_t layers, const int64_t *widths);
 EXPORT int64_t KERNEL(factored_workspace)(int64_t rows, int64_t layers, const int64_t *widths);
@@ -136,8 +159,9 @@ EXPORT int64_t KERNEL(full_kept)(int64_t rows, int64_t layers, const int64_t *wi
 /* The variant for this processor: "avx512", "avx2" or "baseline". */
 EXPORT const char *kernels_variant(void);
 
-/* The number of a nonlinearity called "mpgelu", "relu_dvi", "relu_exact", "silu" or "relu"; -1 for any other name. */
-EXPORT int64_t kernels_nonlinearity(const char *name);
+/* The number of a nonlinearity called "mpgelu", "relu_dvi", "relu_exact", "silu" or "relu", or of an objective called
+ * "beta_gaussian" or "student"; -1 for any other name. */
+EXPORT int64_t kernels_number(const char *name);
 
 INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 

@@ -8,10 +8,13 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from mpgelu.native import integers
 from mpgelu.native.plain import PlainNetworks
+from mpgelu.native.train import TrainedShape
 from mpgelu.networks.description import Description, description_of
 
 _NONLINEARITIES: dict[str, Literal["silu", "relu"]] = {"SiLU": "silu", "ReLU": "relu", "MPGELU": "relu"}
+_EMBEDDING = ("frequency", "phase", "weight")  # parameters of Periodic, in the order of the kernel
 
 
 @dataclass(frozen=True)
@@ -39,14 +42,32 @@ class PlainForm:
         Args:
             state: Parameters by their names in the network, ``(M, ...)`` each.
         """
-        parts = ("frequency", "phase", "weight")
-        embedding = () if self.embedding is None else [state[f"{self.embedding}.{part}"] for part in parts]
+        embedding = () if self.embedding is None else [state[f"{self.embedding}.{part}"] for part in _EMBEDDING]
         weights = [state[f"{name}.weight"] for name in self.linear]
         if self.scale is not None:
             weights[0] = weights[0] * state[f"{self.scale}.weight"].unsqueeze(1)
         biases = [state.get(f"{name}.bias") for name in self.linear]
         given = [w.new_zeros(w.shape[:2]) if b is None else b for w, b in zip(weights, biases, strict=True)]
         return PlainNetworks(embedding, weights, given, self.nonlinearity)
+
+    def trained(self, state: Mapping[str, Tensor]) -> tuple[TrainedShape, list[list[Tensor]]] | None:
+        """Return the form in which the kernel trains M networks, or ``None`` if a linear map has no bias.
+
+        Args:
+            state: Parameters by their names in the network, ``(M, ...)`` each.
+
+        Returns:
+            The sizes of the networks, and the parameters of scale, embedding and linear maps.
+        """
+        pairs = [(state[f"{name}.weight"], state.get(f"{name}.bias")) for name in self.linear]
+        linear = [part for pair in pairs for part in pair if part is not None]
+        if len(linear) < 2 * len(pairs):
+            return None
+        embedding = [state[f"{self.embedding}.{part}"] for part in _EMBEDDING] if self.embedding is not None else []
+        scale = [state[f"{self.scale}.weight"]] if self.scale is not None else []
+        features, cosines = embedding[0].shape[1:] if embedding else (linear[0].shape[2], 0)
+        widths = integers([linear[0].shape[2], *(weight.shape[1] for weight in linear[::2])])
+        return TrainedShape(features, cosines, bool(scale), widths, self.nonlinearity), [scale, embedding, linear]
 
 
 def plain_form(network: nn.Module) -> PlainForm | None:

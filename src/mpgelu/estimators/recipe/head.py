@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from mpgelu.estimators.noise import NoiseHead, bounded, head_inputs
-from mpgelu.estimators.recipe.folds import Folds
+from mpgelu.estimators.recipe.folds import Folds, Rows
 from mpgelu.estimators.recipe.networks import single_precision
-from mpgelu.estimators.recipe.steps import learning_rate
+from mpgelu.estimators.recipe.steps import Steps, learning_rate
 from mpgelu.layers import SiLU
+from mpgelu.native.train import ObjectiveName
 from mpgelu.networks import Stack, network
 from mpgelu.training import Best, Interrupts
 
@@ -74,7 +75,7 @@ def train_head(
     head = NoiseHead(stack, center, scale, *numbers, mean_range(y))
     x, target = head.scaled(inputs), (residuals / typical).clamp(-1e3, 1e3)
     if not constant:
-        _fit(stack, folds, x, target, row_weights, seed, interrupts)
+        _fit(stack, folds, Rows(x, target, row_weights), seed, interrupts)
     with torch.no_grad():
         held = bounded(folds.gather(stack(x[folds.held]).squeeze(-1))) + head.log_scale
     return head.requires_grad_(False), held
@@ -87,46 +88,60 @@ def mean_range(y: Tensor) -> Tensor:
     return torch.stack([lowest - margin, highest + margin])
 
 
-def _fit(
-    stack: Stack, folds: Folds, x: Tensor, target: Tensor, row_weights: Tensor, seed: int, interrupts: Interrupts
-) -> None:
-    """Train the networks of the head with AdamW and early stopping.
+def _fit(stack: Stack, folds: Folds, data: Rows, seed: int, interrupts: Interrupts) -> None:
+    """Train the networks of the head by Adam with weight decay and early stopping.
 
     Args:
         stack: The networks, which are trained in place.
         folds: Training rows and held-out rows of each network.
-        x: Scaled inputs, ``(rows, n + 3)``.
-        target: Residuals in units of the typical residual, ``(rows,)``.
-        row_weights: Weights of the rows, ``(rows,)``.
+        data: Scaled inputs ``(rows, n + 3)``, residuals in units of the typical residual, and weights of the rows.
         seed: Seed of the batches.
         interrupts: Ends the training after Ctrl-C.
     """
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(stack.parameters(), lr=1.0, weight_decay=_WEIGHT_DECAY, fused=True)
-    best, rows = Best(stack, torch.Size([len(stack)]), None), folds.trained.shape[1]
-    counts = folds.counts * row_weights[folds.held]
+    loss = StudentLoss(stack)
+    trainer = Steps(stack, loss, _WEIGHT_DECAY)
+    best, (networks, rows) = Best(stack, torch.Size([len(stack)]), None), folds.trained.shape
+    counts = folds.counts * data.weights[folds.held]
 
     def look() -> None:
         with torch.no_grad():
-            losses = _loss(stack(x[folds.held]).squeeze(-1), target[folds.held])
+            losses = loss.each_row(data.X[folds.held], data.y[folds.held])
             best.see((counts * losses).sum(1) / counts.sum(1))
 
     look()
-    for step in range(1, _STEPS + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(_LEARNING_RATE, step / _STEPS)
-        at = folds.trained
+    for first in range(0, _STEPS, _LOOK_EVERY):
+        at = folds.trained.unsqueeze(1).expand(-1, _LOOK_EVERY, -1)
         if rows > _BATCH:
-            at = at.gather(1, torch.randint(rows, (len(at), _BATCH), generator=generator, device="cpu"))
-        optimizer.zero_grad()
-        losses = _loss(stack(x[at]).squeeze(-1), target[at])
-        (row_weights[at] * losses).mean(1).sum().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        if step % _LOOK_EVERY == 0:
-            look()
-            if best.epochs_without_improvement >= _PATIENCE or interrupts.seen:
-                break
+            some = torch.randint(rows, (networks, _LOOK_EVERY, _BATCH), generator=generator, device="cpu")
+            at = at.gather(2, some)
+        rates = [learning_rate(_LEARNING_RATE, (first + step) / _STEPS) for step in range(1, _LOOK_EVERY + 1)]
+        trainer.take(data, at, rates)
+        look()
+        if best.epochs_without_improvement >= _PATIENCE or interrupts.seen:
+            break
     best.restore()
+
+
+class StudentLoss:
+    """The loss of a noise head, see :func:`train_head`.
+
+    Args:
+        stack: The networks of the head.
+    """
+
+    kernel: tuple[ObjectiveName, float] = "student", _FREEDOM
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+
+    def each_row(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the losses of the rows, ``(networks, rows)``."""
+        return _loss(self.stack(x).squeeze(-1), y)
+
+    def __call__(self, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        """Return the losses, ``(networks,)``."""
+        return (weights * self.each_row(x, y)).mean(1)
 
 
 def _loss(log_variance: Tensor, target: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import torch
 
 from mpgelu.estimators.recipe.checkpoint import Keeper
 from mpgelu.estimators.recipe.folds import Batches, Folds, Rows
-from mpgelu.estimators.recipe.steps import Steps, expected_loss, learning_rate
+from mpgelu.estimators.recipe.steps import ExpectedLoss, Steps, learning_rate
 from mpgelu.likelihoods import Likelihood
 from mpgelu.networks import Stack
 from mpgelu.training import Interrupts
@@ -20,7 +21,7 @@ from mpgelu.training import Interrupts
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-_SHOWN_EVERY = 20  # steps between two updates of the progress bar
+AT_ONCE = 20  # steps between two updates of the progress bar, and two looks for Ctrl-C
 
 
 @dataclass
@@ -58,15 +59,24 @@ class Pace:
         self.peak, self.steps, self.seconds, self.first = peak, steps, max(seconds, 1e-9), taken
         self.started = time.monotonic()
 
-    def rate(self, taken: int) -> float | None:
-        """Return the learning rate of the step after ``taken`` steps; ``None`` if the run has ended."""
-        if taken >= self.steps:
-            return None
+    def rates(self, taken: int, most: int) -> list[float]:
+        """Return the learning rates of the next steps; none if the run has ended.
+
+        Args:
+            taken: Number of steps that were taken.
+            most: Largest number of rates. Under a time limit there is only one for the first step, whose duration is
+                not known.
+        """
         elapsed, since = time.monotonic() - self.started, taken - self.first
-        passed = (elapsed + elapsed / max(since, 1)) / self.seconds
-        if passed >= 1 and since:
-            return None
-        return learning_rate(self.peak, min(max((taken + 1) / self.steps, passed), 1.0))
+        if not since and self.seconds < math.inf:
+            most = 1
+        rates: list[float] = []
+        for step in range(1, min(most, self.steps - taken) + 1):
+            passed = (elapsed + step * elapsed / max(since, 1)) / self.seconds
+            if passed >= 1 and since + step > 1:
+                break
+            rates.append(learning_rate(self.peak, min(max((taken + step) / self.steps, passed), 1.0)))
+        return rates
 
 
 @dataclass(frozen=True)
@@ -82,7 +92,7 @@ class Task:
         effort: Number of steps relative to that of the longest groups.
         batch_size: Number of rows in a step.
         learning_rate: Largest learning rate of the schedule.
-        beta: Exponent of the weights of rows, see :func:`expected_loss`.
+        beta: Exponent of the weights of rows, see :class:`ExpectedLoss`.
         seed: Seed of the folds and of the order of the rows.
         device: Device on which the networks are trained; before and after, they are on the CPU.
     """
@@ -102,7 +112,7 @@ class Task:
     def trainer(self, rows: int) -> Steps:
         """Return the optimiser of the networks for a number of rows."""
         trained = self.rows_left_out(rows).trained.shape[1]
-        return Steps(self.stack, expected_loss(self.stack, self.likelihood, self.beta, trained))
+        return Steps(self.stack, ExpectedLoss(self.stack, self.likelihood, self.beta, trained))
 
     def rows_left_out(self, rows: int) -> Folds:
         """Return the folds for a number of rows."""
@@ -143,13 +153,12 @@ class Group:
         batches = Batches(trained, min(task.batch_size, trained.shape[1]), task.seed)
         shown = bar.add_task(task.title, total=task.steps, completed=trainer.taken, loss=float("nan"))
         with self.on_device():
-            while not interrupts.seen and (rate := pace.rate(trainer.taken)) is not None:
-                at = batches.rows(trainer.taken, 1)[:, 0].to(task.device)
-                losses = trainer.step(rows.X[at], rows.y[at], rows.weights[at], rate)
-                if trainer.taken % _SHOWN_EVERY == 0:
-                    bar.update(shown, completed=trainer.taken, loss=float(losses.nanmean()))
-                    if self.keeper:
-                        self.keeper.write_now_and_then()
+            while not interrupts.seen and (rates := pace.rates(trainer.taken, AT_ONCE)):
+                at = batches.rows(trainer.taken, len(rates)).to(task.device)
+                losses = trainer.take(rows, at, rates)
+                bar.update(shown, completed=trainer.taken, loss=float(losses.nanmean()))
+                if self.keeper:
+                    self.keeper.write_now_and_then()
         bar.update(shown, completed=task.steps)
         self.finish()
 

@@ -51,7 +51,7 @@ class Settings:
         batch_size: Number of rows in a step.
         learning_rate: Largest learning rate; it is reached linearly in 5 % of the steps, then falls to zero as a
             cosine.
-        beta: Exponent of the predictive variance in the weight of each row, see :func:`expected_loss`; 0 for no
+        beta: Exponent of the predictive variance in the weight of each row, see :class:`ExpectedLoss`; 0 for no
             weights.
         noise: Whether the noise depends on the features.
         network: Function from the number of features, the kind and the number of outputs to a network.

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from mpgelu.errors import TrainingError
+from mpgelu.estimators.recipe.folds import Rows
 from mpgelu.layers import Periodic, Scale
-from mpgelu.likelihoods import Likelihood
+from mpgelu.likelihoods import HeteroscedasticGaussian, Likelihood
 from mpgelu.moments import DiagonalMoments, Moments
+from mpgelu.native.perceptron import can_take
+from mpgelu.native.train import Adam, ObjectiveName, TrainedShape, take_steps
 from mpgelu.networks import Stack, is_random
+from mpgelu.networks.plain import plain_form
 from mpgelu.training.gradients import aligned, limit_gradients
 
 CLIP = 10.0  # largest norm of the gradient of a network
@@ -21,7 +25,22 @@ _MOST_LEFT_OUT = 0.5  # largest share of skipped steps of a network
 _WARM_UP = 0.05  # fraction of the training in which the learning rate grows
 _SPEEDS: dict[type[nn.Module], float] = {Periodic: 5.0, Scale: 3.0}  # learning rates relative to other parameters
 
-Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+class Objective(Protocol):
+    """The loss of a stack of networks."""
+
+    @property
+    def kernel(self) -> tuple[ObjectiveName, float] | None:
+        """Name and shape of the objective in the kernel for deterministic networks; ``None`` without one."""
+
+    def __call__(self, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        """Return the loss of each network, ``(networks,)``.
+
+        Args:
+            x: Features, ``(networks, rows, n)``.
+            y: Targets, ``(networks, rows)``.
+            weights: Weights of the rows, ``(networks, rows)``.
+        """
 
 
 @runtime_checkable
@@ -36,12 +55,13 @@ class Steps:
     """Adam on a stack of networks, with gradient clipping and treatment of non-finite losses for each network.
 
     A network whose loss or gradient is not finite skips the step: its parameters and its moments of Adam stay the same.
-    Results of a network do not depend on the other networks of the stack, up to rounding.
+    Results of a network do not depend on the other networks of the stack, up to rounding. A compiled kernel takes whole
+    steps where it knows networks and objective; otherwise torch takes them, with the same results up to rounding.
 
     Args:
         stack: The networks, which are updated in place.
-        objective: Function from features, targets and row weights of a batch to the loss of each network,
-            ``(networks,)``.
+        objective: The loss.
+        weight_decay: Decoupled weight decay, as of ``torch.optim.AdamW``.
 
     Attributes:
         taken: Number of steps.
@@ -49,7 +69,7 @@ class Steps:
             those before it.
     """
 
-    def __init__(self, stack: Stack, objective: Objective) -> None:
+    def __init__(self, stack: Stack, objective: Objective, weight_decay: float = 0.0) -> None:
         self.stack, self.objective, self.taken = stack, objective, 0
         self.left_out = torch.zeros(len(stack), dtype=torch.long, device="cpu")
         speeds = _speeds(stack.architecture)
@@ -59,7 +79,29 @@ class Steps:
             {"params": [p for name, p in named.items() if speeds.get(name, 1.0) == speed], "speed": speed}
             for speed in sorted({speeds.get(name, 1.0) for name in named})
         ]
-        self.optimizer = torch.optim.Adam(groups, lr=1.0, fused=True)
+        self.optimizer = torch.optim.AdamW(groups, lr=1.0, weight_decay=weight_decay, fused=True)
+        self._whole = _WholeSteps.of(stack, objective, self.optimizer)
+
+    def take(self, data: Rows, at: Tensor, rates: Sequence[float]) -> Tensor:
+        """Take several steps with each network on batches of its own.
+
+        Args:
+            data: The data.
+            at: Row numbers of the batches, ``(networks, steps, batch)``.
+            rates: Learning rate of each step.
+
+        Returns:
+            The losses before the last step, ``(networks,)``; NaN for networks that skipped it.
+        """
+        if self._whole is None or not can_take(data.X, data.y, data.weights, *self.parameters):
+            for some, rate in zip(at.unbind(1), rates, strict=True):
+                losses = self.step(data.X[some], data.y[some], data.weights[some], rate)
+            return losses
+        self.state()  # exists from now on
+        losses = self._whole.take(data, at, rates, self.taken)
+        self.taken += len(rates)
+        self.left_out += losses.isnan().sum(1)
+        return losses[:, -1]
 
     def step(self, x: Tensor, y: Tensor, weights: Tensor, learning_rate: float) -> Tensor:
         """Take one step with each network on its own batch.
@@ -142,8 +184,63 @@ class Steps:
         self.taken = taken
 
 
-def expected_loss(stack: Stack, likelihood: Likelihood, beta: float, rows: int) -> Objective:
-    r"""Return the loss of a stack of networks, the weighted negative expected log-likelihood of a batch.
+class _WholeSteps:
+    """Steps of deterministic networks by a kernel, on the parameters and the state of an optimiser of torch.
+
+    Args:
+        shape: Sizes of the networks.
+        parts: Parameters of scale, embedding and linear maps.
+        objective: Name of the objective.
+        adam: Settings of objective and optimiser.
+        optimizer: The optimiser, whose state is read and written.
+    """
+
+    def __init__(
+        self,
+        shape: TrainedShape,
+        parts: Sequence[Sequence[Tensor]],
+        objective: ObjectiveName,
+        adam: Adam,
+        optimizer: torch.optim.AdamW,
+    ) -> None:
+        self.shape, self.objective, self.adam, self.optimizer = shape, objective, adam, optimizer
+        self.parameters = [p for part in parts for p in part]
+        speeds = {p: float(group["speed"]) for group in optimizer.param_groups for p in group["params"]}
+        self.speeds = torch.tensor([speeds[part[0]] if part else 1.0 for part in parts], dtype=torch.float64)
+
+    @classmethod
+    def of(cls, stack: Stack, objective: Objective, optimizer: torch.optim.AdamW) -> _WholeSteps | None:
+        """Return the steps by the kernel, or ``None`` if it does not know networks or objective."""
+        form = plain_form(stack.architecture)
+        if objective.kernel is None or form is None or not all(p.requires_grad for p in stack.parameters()):
+            return None
+        if (trained := form.trained(stack.state()[0])) is None:
+            return None
+        (name, shape), settings = objective.kernel, optimizer.defaults
+        beta_1, beta_2 = settings["betas"]
+        adam = Adam(shape, CLIP, settings["weight_decay"], beta_1, beta_2, settings["eps"])
+        return cls(*trained, name, adam, optimizer)
+
+    def take(self, data: Rows, at: Tensor, rates: Sequence[float], taken: int) -> Tensor:
+        """Take steps as :meth:`Steps.take` does, and return all losses, ``(networks, steps)``."""
+        kept = [self.optimizer.state[p] for p in self.parameters]
+        state = [[p.detach() for p in self.parameters]]
+        state += [[each[name] for each in kept] for name in ("exp_avg", "exp_avg_sq")]
+        flat = [torch.cat([tensor.flatten(1) for tensor in tensors], 1) for tensors in state]
+        by_part = torch.outer(torch.tensor(rates, dtype=torch.float64), self.speeds)
+        given = (data.X, data.y, data.weights)
+        losses = take_steps(self.shape, self.objective, self.adam, given, at, by_part, taken, flat)
+        for tensors, joined in zip(state, flat, strict=True):
+            parts = torch.split(joined, [tensor[0].numel() for tensor in tensors], 1)
+            for tensor, part in zip(tensors, parts, strict=True):
+                tensor.copy_(part.view_as(tensor))
+        for each in kept:
+            each["step"] += len(rates)
+        return losses
+
+
+class ExpectedLoss:
+    r"""The loss of a stack of networks, the weighted negative expected log-likelihood of a batch.
 
     .. math:: L = -\frac1B \sum_b c_b\, u_b\, \mathbb E \log p(y_b \mid h_b) + \frac{\mathrm{KL}}{R}, \qquad
         u_b \propto v_b^\beta
@@ -157,21 +254,25 @@ def expected_loss(stack: Stack, likelihood: Likelihood, beta: float, rows: int) 
         likelihood: Likelihood of their outputs.
         beta: Exponent of the predictive variance; 0 for equal weights.
         rows: Number R of training rows of each network.
-
-    Returns:
-        Function from features ``(networks, B, n)``, targets ``(networks, B)`` and row weights ``(networks, B)`` to
-        losses ``(networks,)``.
     """
-    random = is_random(stack.architecture)
-    penalised = any(isinstance(module, Penalised) for module in stack.architecture.modules())
 
-    def losses(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-        outputs: Moments | Tensor = stack(DiagonalMoments.certain(x) if random else x)
-        weights = weights * variance_weights(likelihood, outputs, beta)
-        fit = -(weights * likelihood.expected_log_prob(outputs, y)).mean(-1)
-        return fit + stack.each(_kl) / rows if penalised else fit
+    def __init__(self, stack: Stack, likelihood: Likelihood, beta: float, rows: int) -> None:
+        self.stack, self.likelihood, self.beta, self.rows = stack, likelihood, beta, rows
+        self.is_random = is_random(stack.architecture)
+        self.is_penalised = any(isinstance(module, Penalised) for module in stack.architecture.modules())
 
-    return losses
+    @property
+    def kernel(self) -> tuple[ObjectiveName, float] | None:
+        """The objective of the kernel, for the Gaussian whose log-variance is an output."""
+        known = type(self.likelihood) is HeteroscedasticGaussian and not self.is_random and not self.is_penalised
+        return ("beta_gaussian", self.beta) if known else None
+
+    def __call__(self, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        """Return the losses, ``(networks,)``."""
+        outputs: Moments | Tensor = self.stack(DiagonalMoments.certain(x) if self.is_random else x)
+        weights = weights * variance_weights(self.likelihood, outputs, self.beta)
+        fit = -(weights * self.likelihood.expected_log_prob(outputs, y)).mean(-1)
+        return fit + self.stack.each(_kl) / self.rows if self.is_penalised else fit
 
 
 def variance_weights(likelihood: Likelihood, outputs: Moments | Tensor, beta: float) -> Tensor | float:

@@ -19,9 +19,9 @@ from mpgelu.estimators.hashing import uniform
 from mpgelu.estimators.recipe.checkpoint import Keeper
 from mpgelu.estimators.recipe.folds import Folds, Rows
 from mpgelu.estimators.recipe.groups import one_thread_all
-from mpgelu.estimators.recipe.loop import Clock, Group, Pace
+from mpgelu.estimators.recipe.loop import AT_ONCE, Clock, Group, Pace
 from mpgelu.estimators.recipe.settings import Settings
-from mpgelu.estimators.recipe.steps import Steps, expected_loss
+from mpgelu.estimators.recipe.steps import ExpectedLoss, Steps
 from mpgelu.estimators.recipe.training import Member, Trained, seconds_of_head, task_of, warn, weighted
 from mpgelu.likelihoods import HeteroscedasticGaussian, Likelihood
 from mpgelu.native.threads import run_all
@@ -162,7 +162,7 @@ def _group(position: int, stream: Stream, judges: Rows, likelihood: Likelihood, 
     task = task_of(position, judges.X.shape[1], likelihood, settings)
     held_out(stream.sample.numbers, task.folds, task.seed)  # raises for an empty fold before training
     trained = stream.rows - stream.rows // task.folds
-    trainer = Steps(task.stack, expected_loss(task.stack, likelihood, task.beta, trained))
+    trainer = Steps(task.stack, ExpectedLoss(task.stack, likelihood, task.beta, trained))
     return Group(task, trainer)
 
 
@@ -227,11 +227,13 @@ def _take(group: Group, pace: Pace, batches: Tensor, rows: Rows, position: int, 
         interrupts: Ends the training after Ctrl-C.
     """
     trainer, loss = group.trainer, float("nan")
-    until = max(1, round(group.task.effort * position))
-    for at in batches.unbind(1)[: max(0, until - trainer.taken)]:
-        if interrupts.seen or (rate := pace.rate(trainer.taken)) is None:
+    until, first = max(1, round(group.task.effort * position)), trainer.taken
+    while not interrupts.seen:
+        done = trainer.taken - first
+        rates = pace.rates(trainer.taken, min(AT_ONCE, until - trainer.taken, batches.shape[1] - done))
+        if not rates:
             break
-        losses = trainer.step(rows.X[at], rows.y[at], rows.weights[at], rate)
+        losses = trainer.take(rows, batches[:, done : done + len(rates)], rates)
         loss = float(losses.nanmean())
     return loss
 
