@@ -206,7 +206,9 @@ class _WholeSteps:
         self.shape, self.objective, self.adam, self.optimizer = shape, objective, adam, optimizer
         self.parameters = [p for part in parts for p in part]
         speeds = {p: float(group["speed"]) for group in optimizer.param_groups for p in group["params"]}
-        self.speeds = torch.tensor([speeds[part[0]] if part else 1.0 for part in parts], dtype=torch.float64)
+        self.speeds = torch.tensor(
+            [speeds[part[0]] if part else 1.0 for part in parts], dtype=torch.float64, device="cpu"
+        )
 
     @classmethod
     def of(cls, stack: Stack, objective: Objective, optimizer: torch.optim.AdamW) -> _WholeSteps | None:
@@ -227,7 +229,7 @@ class _WholeSteps:
         state = [[p.detach() for p in self.parameters]]
         state += [[each[name] for each in kept] for name in ("exp_avg", "exp_avg_sq")]
         flat = [torch.cat([tensor.flatten(1) for tensor in tensors], 1) for tensors in state]
-        by_part = torch.outer(torch.tensor(rates, dtype=torch.float64), self.speeds)
+        by_part = torch.outer(torch.tensor(rates, dtype=torch.float64, device="cpu"), self.speeds)
         given = (data.X, data.y, data.weights)
         losses = take_steps(self.shape, self.objective, self.adam, given, at, by_part, taken, flat)
         for tensors, joined in zip(state, flat, strict=True):
