@@ -74,7 +74,7 @@ def fit(
     compact: Compact = False,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of training. Default: by the number of rows.")] = None,
     folds: Annotated[
-        int | None, typer.Option(min=2, help="Parts of the rows; each network leaves out one of them. Default: 5.")
+        int | None, typer.Option(min=2, help="Parts of the rows; each network leaves out one of them. Default: 10.")
     ] = None,
     hidden: Annotated[
         str | None, typer.Option(help="Units of each hidden layer. Default: 128,128, more above 100,000 rows.")

@@ -55,7 +55,7 @@ class MPGELURegressor(Predicting, Streaming, Distilling, RegressorMixin, BaseEst
             a kind of networks. ``None`` among them is a kind without an embedding.
         brief: Whether two kinds of networks with a short training, one of them with dropout, are added for up to
             1,000,000 rows, and a Gaussian process for up to 2,000. Their weights are estimated like those of others.
-        folds: Number of folds of the cross-validation; ``None`` for 5.
+        folds: Number of folds of the cross-validation; ``None`` for 10, and for 5 above 100,000 rows.
         network: Function from the number of features, the :class:`Kind` and the number of outputs to a network;
             ``None`` for the default perceptron.
         likelihood: Likelihood of the outputs of the networks. ``None`` is a mean with noise that is estimated from

@@ -20,17 +20,17 @@ from mpgelu.estimators.recipe.settings import Kind, Settings
 from mpgelu.likelihoods import check_likelihood
 from mpgelu.moments import check_moment_type
 
-_FOLDS = 5
+_FOLDS, _FOLDS_OF_MANY = 10, 5  # for up to _MANY_ROWS rows of the table, and for more
 _MOST_OF_PROCESS = 2_000  # largest number of rows with a Gaussian process, whose cost is cubic
 _EPOCHS = 256  # largest number of epochs
-_ROWS_SEEN = 1_430_000  # rows that a network processes in all epochs, for up to _ROWS_OF_THAT rows of the table
+_ROWS_SEEN = 1_790_000  # rows of the table times epochs, for up to _ROWS_OF_THAT rows
 _ROWS_OF_THAT = 7_000
 _GROWTH = 0.67  # exponent of the growth of that number with the rows of the table
 _COARSE = 0.05  # sigma of an embedding that is almost linear in the feature
 _BATCH_SIZES = ((299, 32), (1_499, 64), (4_999, 128), (math.inf, 256))  # (largest number of rows, batch size)
 _FEWEST_STEPS = 50
-_WIDTH = 128  # units of both hidden layers, for up to _ROWS_OF_WIDTH rows of the table
-_ROWS_OF_WIDTH = 100_000
+_WIDTH = 128  # units of both hidden layers, for up to _MANY_ROWS rows of the table
+_MANY_ROWS = 100_000  # from where on networks are wider and fewer, and batches larger
 _WIDTH_GROWTH = 0.15  # exponent of the growth of the width with the rows of the table
 _MOST_OF_BRIEF = 1_000_000  # largest number of rows with briefly trained networks
 _NOISES = ("heteroscedastic", "homoscedastic")
@@ -72,7 +72,7 @@ def settings_of(estimator: Any, rows: int, features: int) -> Settings:
             "MPGELURegressor: checkpoint needs a whole number as random_state, by which a fit that is resumed is "
             f"known to be the same, got {estimator.random_state!r}"
         )
-    folds = min(int(estimator.folds or _FOLDS), rows)
+    folds = min(int(estimator.folds or (_FOLDS if rows <= _MANY_ROWS else _FOLDS_OF_MANY)), rows)
     if folds < 2:
         raise InputError(f"MPGELURegressor: folds must be at least 2, got {folds}; one of them is left out in turn")
     trained = rows - -(-rows // folds)
@@ -99,23 +99,23 @@ def settings_of(estimator: Any, rows: int, features: int) -> Settings:
 def _epochs(rows: int, features: int) -> float:
     r"""Return the number of epochs: 256 for small tables, fewer for large ones.
 
-    A network processes :math:`1\,430\,000 \max(1, r / 7000)^{0.67}` rows in all epochs, for r rows of the table,
+    The product of rows and epochs is at most :math:`1\,790\,000 \max(1, r / 7000)^{0.67}` for r rows of the table,
     divided by the measured cost of a row relative to one with eight features, if that is larger.
     """
     seen = _ROWS_SEEN * max(1.0, rows / _ROWS_OF_THAT) ** _GROWTH
     cost = (2.2 + 0.16 * features) / (2.2 + 0.16 * 8)
-    return float(min(_EPOCHS, seen / max(1.0, cost) / (0.8 * rows)))
+    return float(min(_EPOCHS, seen / max(1.0, cost) / rows))
 
 
 def _batch_size(rows: int) -> int:
     """Return the batch size: 32 to 256 for up to 100,000 rows of the table, then doubled for each factor of ten."""
     size = next(size for most, size in _BATCH_SIZES if rows <= most)
-    return size << round(math.log10(max(1.0, rows / _ROWS_OF_WIDTH)))
+    return size << round(math.log10(max(1.0, rows / _MANY_ROWS)))
 
 
 def _hidden(rows: int) -> tuple[int, int]:
     """Return the units of both hidden layers: 128 for up to 100,000 rows of the table, then more, in steps of 32."""
-    width = _WIDTH * max(1.0, rows / _ROWS_OF_WIDTH) ** _WIDTH_GROWTH
+    width = _WIDTH * max(1.0, rows / _MANY_ROWS) ** _WIDTH_GROWTH
     return (32 * round(width / 32),) * 2
 
 

@@ -40,7 +40,7 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "no-dropout": ("all rates zero", {"network": without_dropout}),
     "plain": ("no embedding", {"sigma": None}),
     "no-brief": ("no brief networks, no process", {"brief": False}),
-    "one-kind": ("five networks of one kind", _ONE_KIND),
+    "one-kind": ("networks of one kind", _ONE_KIND),
     "moments": ("dropout alone, MP-GELU moments", _DROPOUT),
     "relu-moments": ("dropout alone, ReLU moments", {**_DROPOUT, "network": with_relu}),
     "constant": ("constant noise", {"noise": "homoscedastic"}),
@@ -48,7 +48,7 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class OneNetwork:
-    """One network of our estimator, the first of five of one kind, with the noise that held-out rows taught.
+    """One network of our estimator, the first of one kind, with the noise that held-out rows taught.
 
     The noise and its width are learned from rows that each network alone has not seen, so they are those of one.
 
@@ -60,7 +60,7 @@ class OneNetwork:
         self.model = MPGELURegressor(**_ONE_KIND, random_state=seed)
 
     def fit(self, X: Rows, y: Rows) -> None:
-        """Train the five and keep the first."""
+        """Train all and keep the first."""
         whole = self.model.fit(X, y).ensemble_
         stack = Stack(whole.each_stack()[0].unstack()[:1])
         weight, target = torch.ones(1, dtype=torch.float64), (whole.target_mean, whole.target_scale)
