@@ -135,14 +135,15 @@ def test_fast_and_steps(mpgelu: Command, folder: Path, monkeypatch: pytest.Monke
     for more in (
         [],
         ["--fast"],
-        ["--fast", "--steps", "7"],
+        ["--fast", "--steps", "7", "--folds", "3"],
         ["--checkpoint", "c", "--hidden", "5,6", "--folds", "2", "--time-limit", "9"],
     ):
         assert mpgelu("fit", "houses.csv", "-t", "price", "-o", "m", *more).code == 0
     assert [settings.get("steps") for settings in asked] == [None, None, 7, None]
-    assert [settings.get("effort") for settings in asked] == [None, 0.2, 0.2, None]
+    assert [settings.get("effort") for settings in asked] == [None, 0.4, 0.4, None]
+    assert [settings.get("folds") for settings in asked] == [None, 5, 3, 2]  # asked for, before those of --fast
     assert asked[3]["checkpoint"] == Path("c")
-    assert (asked[3]["hidden"], asked[3]["folds"], asked[3]["time_limit"], asked[3]["verbose"]) == ((5, 6), 2, 9, True)
+    assert (asked[3]["hidden"], asked[3]["time_limit"], asked[3]["verbose"]) == ((5, 6), 9, True)
 
 
 def test_an_example_to_try(mpgelu: Command, folder: Path) -> None:

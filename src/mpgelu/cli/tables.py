@@ -70,7 +70,9 @@ def fit(
     calibrate: Annotated[
         float, typer.Option(help="Share of the rows to calibrate the intervals on, for guaranteed coverage; e.g. 0.2.")
     ] = 0.0,
-    fast: Annotated[bool, typer.Option("--fast", help="Train a fifth as long: good for a first look.")] = False,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Train with fewer steps and half the networks: good for a first look.")
+    ] = False,
     compact: Compact = False,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of training. Default: by the number of rows.")] = None,
     folds: Annotated[
@@ -110,9 +112,9 @@ def fit(
     if checkpoint is not None:
         check_writable(checkpoint / "training")
     source = open_table(table, delimiter)
-    effort = (FAST if fast else {}) | ({} if steps is None else {"steps": steps})
-    settings: dict[str, Any] = {"hidden": layers, "folds": folds, "time_limit": time_limit, "checkpoint": checkpoint}
-    settings |= {"random_state": seed, "device": device, "verbose": True} | effort
+    given = {name: value for name, value in (("steps", steps), ("folds", folds)) if value is not None}
+    settings: dict[str, Any] = {"hidden": layers, "time_limit": time_limit, "checkpoint": checkpoint}
+    settings |= {"random_state": seed, "device": device, "verbose": True} | (FAST if fast else {}) | given
     asked: dict[str, Any] = {"missing": missing.value, "categorical": categorical or [], "drop": drop or []}
     with about(source), one_line_warnings():
         shares = {"hold_out": hold_out, "calibrate": calibrate}

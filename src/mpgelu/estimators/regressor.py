@@ -29,7 +29,8 @@ from mpgelu.moments import Moments
 from mpgelu.networks import Parts, parts_of
 from mpgelu.storage.arrays import write_arrays
 
-FAST: dict[str, Any] = {"effort": 0.2}  # trains in a fifth of the time: ``MPGELURegressor(**FAST)``
+# Settings that train in a fifth of the time, in a third for small tables: ``MPGELURegressor(**FAST)``.
+FAST: dict[str, Any] = {"folds": 5, "effort": 0.4}
 
 
 class MPGELURegressor(Predicting, Streaming, Distilling, RegressorMixin, BaseEstimator):  # type: ignore[misc]
