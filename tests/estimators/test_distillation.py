@@ -17,7 +17,7 @@ from torch import nn
 import mpgelu as mp
 from command_line import Command
 from houses import QUICK, houses
-from mpgelu import DiagonalMoments, GaussianMixture, InputError, MPGELURegressor, Predictive
+from mpgelu import DiagonalMoments, GaussianMixture, InputError, MPGELURegressor, Predictive, native
 from mpgelu.estimators import distillation, ensemble, pupil
 from mpgelu.estimators import lesson as lesson_module
 from mpgelu.estimators.lesson import Batch, Lesson, made_rows, spread_values
@@ -278,14 +278,28 @@ def test_the_loss_and_its_gradient_are_those_of_the_likelihood() -> None:
     )
     gradients = torch.autograd.grad(wanted, list(network.parameters()))
     parameters = pupil._Parameters(network)
-    torch.testing.assert_close(pupil.learn(parameters.layers, parameters.gradients, batch).loss(), wanted.detach())
-    found = parameters.gradients
-    (a, b), (a_bias, b_bias) = (
-        torch.split(part, [1, likelihood.outputs - 1]) for part in (found.head, found.head_bias)
-    )
-    held = [*found[:4], *(part for pair in found.hidden for part in pair), a, a_bias, *found[-2:], b, b_bias]
-    for ours, theirs in zip(held, gradients, strict=True):
-        torch.testing.assert_close(ours, theirs)
+    found = pupil.learn(parameters.body, parameters.head, parameters.of_head, batch)
+    torch.testing.assert_close(found.loss(), wanted.detach())
+    views = pupil._Parameters(expected := copy.deepcopy(network))
+    with torch.no_grad():
+        for parameter, gradient in zip(expected.parameters(), gradients, strict=True):
+            parameter.copy_(gradient)
+    torch.testing.assert_close(parameters.gradient, views.vector)
+
+
+def test_gradients_of_the_kernel_are_those_of_torch() -> None:
+    """In float32 a kernel evaluates the body of the network, in float64 torch."""
+    torch.manual_seed(0)
+    network = pupil.compact_network(3, (24, 20, 16), GaussianMixture(3))
+    rows = 40
+    z, values, mean, log_epistemic = (torch.randn(*size) for size in ((rows, 3), (4, rows), (rows,), (rows,)))
+    batch = Batch(z, values, mean, log_epistemic, torch.rand(rows) + 0.2)
+    exact, rounded = pupil._Parameters(copy.deepcopy(network).double()), pupil._Parameters(network)
+    pupil.learn(exact.body, exact.head, exact.of_head, Batch(*(part.double() for part in batch)))
+    with torch.profiler.profile() as profile:
+        pupil.learn(rounded.body, rounded.head, rounded.of_head, batch)
+    assert ("_Outputs" in {event.key for event in profile.key_averages()}) == native.available()
+    torch.testing.assert_close(rounded.gradient.double(), exact.gradient, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [0.01, 100.0])  # below and above the largest norm of a gradient

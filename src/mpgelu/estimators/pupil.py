@@ -14,6 +14,7 @@ from mpgelu.estimators.lesson import Batch, Lesson
 from mpgelu.estimators.recipe.steps import learning_rate
 from mpgelu.layers import Beside, GaussianLinear, Linear, Periodic, Scale, SiLU
 from mpgelu.likelihoods import GaussianMixture
+from mpgelu.networks import Stack
 from mpgelu.training import training_progress
 
 _BATCH = 256  # rows of a step
@@ -23,9 +24,9 @@ _PEAK, _FEW_STEPS = 1e-2, 2_400  # largest learning rate, for up to so many step
 _SPEEDS = {"frequency": 3.0, "phase": 3.0, "log_weight_variance": 5.0, "log_bias_variance": 5.0}
 _SIGMA = 0.4  # standard deviation of the initial frequencies, see Periodic
 _EPISTEMIC_WEIGHT, _MEAN_WEIGHT = 0.15, 2.0  # weights of terms of the loss
+_LEAST_LOG = -60.0  # logarithm of the smallest responsibility before division; exponentials that underflow are slow
 _FAR = 2.0  # distance of the means in standard deviations of the teacher beyond which their term grows linearly
 _SHOWN_EVERY = 20  # steps between two updates of the progress bar
-_TURN = 2 * math.pi
 
 
 def compact_network(
@@ -148,7 +149,7 @@ def taught(outputs: Tensor, variance: Tensor, batch: Batch) -> Taught:
     squares = errors * ratios
     heights = torch.sub(torch.sub(log_weights, variances.log(), alpha=0.5).unsqueeze(1), squares, alpha=0.5)
     highest = heights.amax(0)
-    responsibilities = heights.sub_(highest).exp_()
+    responsibilities = heights.sub_(highest).clamp_min_(_LEAST_LOG).exp_()
     total = responsibilities.sum(0)
     responsibilities /= len(total) * total  # divided by the number of values, so that their sums are averages
     log_densities = total.log_().add_(highest)
@@ -166,82 +167,48 @@ def taught(outputs: Tensor, variance: Tensor, batch: Batch) -> Taught:
     return Taught(log_densities, 2 * _FAR**2 * (stretch - 1), apart, by_variance / rows, by_outputs / rows)
 
 
-class _Layers(NamedTuple):
-    """Parameters of a compact network, or their gradients.
+class _Head(NamedTuple):
+    """Parameters of the last layer of a compact network, or their gradients.
 
     Attributes:
-        frequency: Frequencies of the embedding, ``(n, frequencies)``.
-        phase: Phases of the embedding, ``(n, frequencies)``.
-        combination: Weights of the cosines, ``(n, frequencies, combinations)``.
-        scale: Scale of the embedded features, ``(n (1 + combinations),)``.
-        hidden: Weight ``(after, before)`` and bias ``(after,)`` of each hidden layer.
-        head: Weights of the last layer, of the location and then of the shape, ``(1 + 3 K, units)``.
-        head_bias: Biases of the last layer, ``(1 + 3 K,)``.
+        weight: Weights of the location and then of the shape, ``(1 + 3 K, units)``.
+        bias: Biases in the same order, ``(1 + 3 K,)``.
         log_variance: Log-variances of the weights of the location, ``(1, units)``.
         log_bias_variance: Log-variance of the bias of the location, ``(1,)``.
     """
 
-    frequency: Tensor
-    phase: Tensor
-    combination: Tensor
-    scale: Tensor
-    hidden: list[tuple[Tensor, Tensor]]
-    head: Tensor
-    head_bias: Tensor
+    weight: Tensor
+    bias: Tensor
     log_variance: Tensor
     log_bias_variance: Tensor
 
-    @staticmethod
-    def of(tensors: Sequence[Tensor]) -> _Layers:
-        """Return the parameters from tensors in the order of the attributes, weights and biases alternating."""
-        frequency, phase, combination, scale, *hidden, head, head_bias, log_variance, log_bias_variance = tensors
-        pairs = list(zip(hidden[::2], hidden[1::2], strict=True))
-        return _Layers(frequency, phase, combination, scale, pairs, head, head_bias, log_variance, log_bias_variance)
 
-
-def learn(layers: _Layers, gradients: _Layers, batch: Batch) -> Taught:
-    """Return the terms of the loss of a batch, and write its gradient with respect to the parameters.
+def learn(body: Stack, head: _Head, gradients: _Head, batch: Batch) -> Taught:
+    """Return the terms of the loss of a batch, and write or accumulate its gradient.
 
     Args:
-        layers: Parameters of a network of :func:`compact_network`.
+        body: The layers up to the last hidden linear map, whose gradients are accumulated in ``grad``.
+        head: Parameters of the last layer.
         gradients: Tensors of the same shapes, which are overwritten with the gradient.
         batch: Rows, and the predictions of the teacher for them.
     """
-    z = batch.z.unsqueeze(-1)
-    angles = torch.addcmul(_TURN * layers.phase, z, _TURN * layers.frequency)  # (batch, n, frequencies)
-    cosines = angles.cos().transpose(0, 1)
-    embedded = torch.cat([z, torch.bmm(cosines, layers.combination).transpose(0, 1)], -1).flatten(1)
-    inputs, sums = [embedded * layers.scale], []
-    for weight, bias in layers.hidden:
-        sums.append(torch.addmm(bias, inputs[-1], weight.T))
-        inputs.append(F.silu(sums[-1]))
-    last = inputs[-1]
-    squares, variances, bias_variance = last.square(), layers.log_variance[0].exp(), layers.log_bias_variance.exp()
-    outputs = torch.addmm(layers.head_bias.unsqueeze(1), layers.head, last.T)
-    found = taught(outputs, torch.addmv(bias_variance, squares, variances), batch)
-
-    torch.mm(found.by_outputs, last, out=gradients.head)
-    torch.sum(found.by_outputs, 1, out=gradients.head_bias)
-    torch.mul(found.by_variance @ squares, variances, out=gradients.log_variance[0])
-    torch.mul(found.by_variance.sum(), bias_variance, out=gradients.log_bias_variance)
-    by = found.by_outputs.T @ layers.head
-    by.addcmul_(last, torch.outer(found.by_variance, variances), value=2)
-    backwards = zip(layers.hidden[::-1], gradients.hidden[::-1], inputs[-2::-1], sums[::-1], strict=True)
-    for (weight, _), (of_weight, of_bias), given, total in backwards:
-        by = torch.ops.aten.silu_backward(by, total)
-        torch.mm(by.T, given, out=of_weight)
-        torch.sum(by, 0, out=of_bias)
-        by = by @ weight
-    torch.sum(embedded.mul_(by), 0, out=gradients.scale)
-    by = by.mul_(layers.scale).reshape(len(by), len(cosines), -1)[..., 1:].transpose(0, 1)  # (n, batch, outputs)
-    torch.bmm(cosines.mT, by, out=gradients.combination)
-    by = torch.bmm(by, layers.combination.mT).transpose(0, 1) * angles.sin_()
-    torch.mul(by.sum(0), -_TURN, out=gradients.phase)
-    torch.mul(by.mul_(z).sum(0), -_TURN, out=gradients.frequency)
+    (sums,) = body(batch.z.unsqueeze(0))
+    with torch.no_grad():
+        last = F.silu(sums)
+        squares, variances, bias_variance = last.square(), head.log_variance[0].exp(), head.log_bias_variance.exp()
+        outputs = torch.addmm(head.bias.unsqueeze(1), head.weight, last.T)
+        found = taught(outputs, torch.addmv(bias_variance, squares, variances), batch)
+        torch.mm(found.by_outputs, last, out=gradients.weight)
+        torch.sum(found.by_outputs, 1, out=gradients.bias)
+        torch.mul(found.by_variance @ squares, variances, out=gradients.log_variance[0])
+        torch.mul(found.by_variance.sum(), bias_variance, out=gradients.log_bias_variance)
+        by = found.by_outputs.T @ head.weight
+        by.addcmul_(last, torch.outer(found.by_variance, variances), value=2)
+        by = torch.ops.aten.silu_backward(by, sums)
+    sums.backward(by)
     return found
 
 
-@torch.no_grad()
 def train(network: nn.Sequential, lesson: Lesson, steps: int, seed: int, progress: bool) -> None:
     """Train a compact network by Adam, with a warm-up and a cosine decay of the learning rate to zero.
 
@@ -259,7 +226,8 @@ def train(network: nn.Sequential, lesson: Lesson, steps: int, seed: int, progres
         task = bar.add_task("compact network", total=steps, loss=math.nan)
         for step in range(steps):
             at = lesson.draw(_BATCH, generator)
-            found = learn(parameters.layers, parameters.gradients, lesson.batch(at, step))
+            parameters.gradient.zero_()
+            found = learn(parameters.body, parameters.head, parameters.of_head, lesson.batch(at, step))
             parameters.step(learning_rate(peak, (step + 1) / steps))
             if step % _SHOWN_EVERY == 0:
                 bar.update(task, completed=step, loss=found.loss().item())
@@ -281,8 +249,9 @@ class _Parameters:
         gradient: Gradient of the loss.
         mean: First moment of Adam.
         square: Second moment of Adam.
-        layers: Views of the vector by layer.
-        gradients: Views of the gradient by layer.
+        body: The layers up to the last hidden linear map, whose parameters and gradients are views of the vectors.
+        head: Views of the vector, the parameters of the last layer.
+        of_head: Views of the gradient, in the same order.
         taken: Number of steps.
     """
 
@@ -298,12 +267,17 @@ class _Parameters:
             of_head[1 + components : 1 + 2 * components] *= unit
         self.speed = _joined(speed)
         self.gradient, self.mean, self.square = (torch.zeros_like(self.vector) for _ in range(3))
-        self.layers, self.gradients = (_Layers.of(_split(whole, parts)) for whole in (self.vector, self.gradient))
         self.taken = 0
-        *first, head, bias, log_variance, log_bias_variance = _split(self.vector, parts)
-        views = [*first, head[:1], bias[:1], log_variance, log_bias_variance, head[1:], bias[1:]]
+        *body, head, bias, log_variance, log_bias_variance = _split(self.vector, parts)
+        views = [*body, head[:1], bias[:1], log_variance, log_bias_variance, head[1:], bias[1:]]
         for parameter, view in zip(held, views, strict=True):
             parameter.data = view
+        *of_body, weight, bias_, of_variance, of_bias_variance = _split(self.gradient, parts)
+        self.head = _Head(head, bias, log_variance, log_bias_variance)
+        self.of_head = _Head(weight, bias_, of_variance, of_bias_variance)
+        self.body = Stack([network[:-2]])
+        for parameter, value, gradient in zip(self.body.parameters(), body, of_body, strict=True):
+            parameter.data, parameter.grad = value.unsqueeze(0), gradient.unsqueeze(0)
 
     def step(self, rate: float) -> None:
         """Take a step of Adam with a clipped gradient; a gradient that is not finite is skipped.
