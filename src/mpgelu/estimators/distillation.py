@@ -153,9 +153,9 @@ def distilled(
     likelihood = GaussianMixture(components)
     with single_precision(seed):
         network = compact_network(X.shape[1], hidden, likelihood, lesson.unit)
-        if (member := _heaviest_member(ensemble)) is not None:
-            adopt(network, member)
-        train(network, lesson, steps, seed, progress)
+    if (member := _heaviest_member(ensemble)) is not None:
+        adopt(network, member)
+    train(network, lesson, steps, seed, progress)  # outside, for a default device slows down every operation
     compact = Ensemble(
         [Stack([network])],
         torch.ones(1, dtype=torch.float64, device="cpu"),
