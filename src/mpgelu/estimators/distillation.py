@@ -30,8 +30,9 @@ Array = NDArray[np.float64]
 COMPACT = "compact network"  # name of the distilled network in kind_weights_
 
 _STEPS, _MOST_STEPS = 2_400, 20_000  # number of steps for up to _FEW_ROWS rows, and at most
-_FEW_ROWS, _GROWTH = 300, 0.4  # exponent of the growth of the steps with the rows beyond _FEW_ROWS
-_MADE_ROWS, _MOST_GIVEN = 20_000, 30_000  # number of synthetic rows, and largest number of given rows
+_FEW_ROWS, _GROWTH = 300, 0.5  # exponent of the growth of the steps with the rows beyond _FEW_ROWS
+_MADE_ROWS, _MADE_OF_GIVEN, _MOST_MADE = 20_000, 4, 40_000  # smallest number of synthetic rows, per given row, largest
+_MOST_GIVEN = 30_000
 _LARGE_LOSS = 0.5  # nats per row, from which on a network is not worth having
 _JUDGED = 1024  # given rows at which the divergence is estimated
 
@@ -72,7 +73,7 @@ class Distilling:
                 They are required for a model that was read from a file, which does not contain the training rows.
             hidden: Number of units of each hidden layer.
             components: Number of components of the mixture.
-            steps: Number of optimiser steps; the default is 2,400 for 300 rows, 4,400 for 1,400, 8,700 for 7,500, and
+            steps: Number of optimiser steps; the default is 2,400 for 300 rows, 5,200 for 1,400, 12,000 for 7,500, and
                 at most 20,000.
             random_state: Seed of synthetic rows, initial weights and batches.
             verbose: Whether to show a progress bar on a terminal.
@@ -110,7 +111,7 @@ class Distilling:
 
 
 def default_steps(rows: int) -> int:
-    """Return the default number of steps, which take about a third of the time of the fit to this number of rows."""
+    """Return the default number of steps for a number of given rows."""
     growth: float = max(1.0, rows / _FEW_ROWS) ** _GROWTH
     return min(round(_STEPS * growth), _MOST_STEPS)
 
@@ -146,7 +147,8 @@ def distilled(
     rng = np.random.default_rng(seed)
     if len(X) > _MOST_GIVEN:
         X = X[rng.permutation(len(X))[:_MOST_GIVEN]]
-    between, outside = made_rows(X, ensemble.scaling, _MADE_ROWS, rng)
+    count = min(max(_MADE_ROWS, _MADE_OF_GIVEN * len(X)), _MOST_MADE)
+    between, outside = made_rows(X, ensemble.scaling, count, rng)
     rows = torch.as_tensor(np.concatenate([X, between, outside]), device="cpu")
     teacher = _in_standard_units(ensemble)
     lesson = Lesson.of(teacher, rows, len(X), seed, len(outside))
