@@ -17,9 +17,9 @@ typedef void plain_kernel(int64_t, int64_t, int64_t, const int64_t *, int64_t, i
                           const float *, const float *, float *, float *, float *);
 typedef void plain_gradient(int64_t, int64_t, int64_t, const int64_t *, int64_t, int64_t, int64_t, int64_t, const float *,
                             const float *, const float *, const float *, float *, float *);
-typedef void plain_training(int64_t, int64_t, int64_t, const int64_t *, int64_t, int64_t, int64_t, int64_t, int64_t,
-                            int64_t, int64_t, const int64_t *, const double *, const double *, const float *,
-                            const float *, const float *, float *, float *, float *, float *, float *);
+typedef void plain_training(int64_t, int64_t, const int64_t *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
+                            int64_t, const int64_t *, const double *, const double *, const float *, const float *,
+                            const float *, float *, float *, float *, float *, float *);
 typedef int64_t training_size(int64_t, int64_t, const int64_t *, int64_t, int64_t, int64_t);
 typedef void process_kernel(int64_t, int64_t, int64_t, const double *, const double *, const double *, const double *,
                             const double *, const double *, const double *, double *, float *);
@@ -184,21 +184,21 @@ static double *doubles(int64_t count, int wild) {
 }
 
 static void run_training(const struct predicting *k, int wild) {
-    int64_t widths[6], models = whole(1, 3), layers = whole(1, 5), batch = whole(1, 150), all = whole(1, 200);
+    int64_t widths[6], layers = whole(1, 5), batch = whole(1, 150), all = whole(1, 200);
     int64_t features = whole(1, 5), cosines = whole(0, 1) * whole(1, 6), combinations = cosines ? whole(1, 3) : 0;
     int64_t scaled = whole(0, 1), objective = whole(BETA_GAUSSIAN, STUDENT), steps = whole(1, 4), taken = whole(0, 9);
     for (int64_t l = 1; l <= layers; l++) widths[l] = whole(1, 21);
     widths[0] = features * (1 + combinations), widths[layers] = objective == STUDENT ? 1 : 2;
     int64_t size = scaled * widths[0] + features * cosines * (2 + combinations) + parameter_count(layers, widths);
-    int64_t *at = malloc(sizeof(int64_t) * models * steps * batch);
-    for (int64_t i = 0; i < models * steps * batch; i++) at[i] = whole(0, all - 1);
+    int64_t *at = malloc(sizeof(int64_t) * steps * batch);
+    for (int64_t i = 0; i < steps * batch; i++) at[i] = whole(0, all - 1);
     double *rates = doubles(3 * steps, 0), settings[] = {objective == STUDENT ? 5 : 0.5, 10, 0.02, 0.9, 0.999, 1e-8};
     float *x = numbers(all * features, 0, wild), *y = numbers(all, 0, wild), *weights = numbers(all, 1, 0);
-    float *parameters = numbers(models * size, 0, wild), *first = numbers(models * size, 0, 0);
-    float *second = numbers(models * size, 1, 0), *losses = numbers(models * steps, 0, 0);
+    float *parameters = numbers(size, 0, wild), *first = numbers(size, 0, 0);
+    float *second = numbers(size, 1, 0), *losses = numbers(steps, 0, 0);
     float *room = numbers(k->train_workspace(batch, layers, widths, features, cosines, scaled), 0, 0);
-    k->train(models, batch, layers, widths, whole(SILU, RELU), features, cosines, scaled, objective, steps, taken, at,
-             rates, settings, x, y, weights, parameters, first, second, losses, room);
+    k->train(batch, layers, widths, whole(SILU, RELU), features, cosines, scaled, objective, steps, taken, at, rates,
+             settings, x, y, weights, parameters, first, second, losses, room);
     free(at), free(rates), free(x), free(y), free(weights), free(parameters), free(first), free(second), free(losses);
     free(room);
 }

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 
 import joblib
@@ -15,7 +16,8 @@ import pytest
 import torch
 
 import mpgelu as mp
-from mpgelu.native.threads import job_count, one_thread_each, run_all, spans
+from mpgelu.native import threads
+from mpgelu.native.threads import job_count, one_thread_each, run_all, share, spans
 
 
 def test_results_come_in_order_from_several_threads() -> None:
@@ -38,27 +40,74 @@ def test_an_error_ends_the_work_and_is_raised() -> None:
             raise ValueError("of task 1")
         time.sleep(0.01)
 
-    for threads in (1, 2):
+    for count in (1, 2):
         seen.clear()
         with pytest.raises(ValueError, match="of task 1"):
-            run_all([partial(task, number) for number in range(50)], threads)
+            run_all([partial(task, number) for number in range(50)], count)
         assert len(seen) < 10
     assert run_all([lambda: 3, lambda: 4], 2) == [3, 4]  # the pool is still good
 
 
-def test_tasks_inside_a_task_run_in_its_thread() -> None:
-    def inner() -> set[int]:
-        return set(run_all([threading.get_ident] * 4, threads=4))
+def test_a_thread_without_a_task_helps_with_tasks_inside_a_task() -> None:
+    both = threading.Barrier(2, timeout=10)  # passed only by two tasks at the same time
 
-    for found in run_all([inner] * 4, threads=2):
-        assert len(found) == 1
+    def inner() -> int:
+        return both.wait()
+
+    def outer() -> list[int]:
+        while not threads._state.team.idle:
+            time.sleep(0.001)
+        return run_all([inner] * 2, threads=2)
+
+    for first in (0, 1):  # the thread that is idle is a helper, or the calling one, which waits
+        tasks: list[Callable[[], list[int]]] = [list, outer]
+        found = run_all([tasks[first], tasks[1 - first]], threads=2)
+        assert sorted(found[1 - first]) == [0, 1]
+    (alone,) = run_all([lambda: share([inner] * 2)], threads=2)
+    assert sorted(alone) == [0, 1]
+
+
+def test_tasks_inside_tasks_take_no_more_threads_than_the_outermost_call() -> None:
+    lock, running, most = threading.Lock(), 0, 0
+
+    def inner() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.002)
+        with lock:
+            running -= 1
+
+    def outer(count: int) -> None:
+        run_all([inner] * count, threads=5)
+
+    run_all([partial(outer, count) for count in (1, 2, 30, 7)], threads=2)
+    assert most == 2
+    run_all([lambda: share([inner] * 4)], threads=1)
+    most = 0
+    share([inner] * 4)  # outside of a task
+    assert most == 1
+
+
+def test_an_error_inside_a_task_leaves_the_threads_usable() -> None:
+    def fail() -> None:
+        raise ValueError("inside")
+
+    def outer() -> None:
+        share([fail, time.time, fail])
+
+    for _ in range(5):
+        with pytest.raises(ValueError, match="inside"):
+            run_all([outer, outer, outer], threads=2)
+    test_a_thread_without_a_task_helps_with_tasks_inside_a_task()
 
 
 def test_a_forked_process_has_a_pool_of_its_own() -> None:
     code = (
         "import os\nfrom mpgelu.native.threads import run_all\n"
-        "run_all([int] * 4, 2)\nchild = os.fork()\nprint(run_all([int] * 4, 2), flush=True)\n"
-        "os._exit(0) if child == 0 else os.waitpid(child, 0)"
+        "run_all([int] * 4, 2)\nchild = os.fork()\nfound = run_all([int] * 4, 2)\n"
+        "if child:\n    os.waitpid(child, 0)\nprint(found, flush=True)\nos._exit(0)"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
     assert shown == "[0, 0, 0, 0]\n" * 2
@@ -80,8 +129,14 @@ def test_number_of_jobs() -> None:
         torch.set_num_threads(before)
     assert job_count(3) == 3
     assert job_count(-1) == os.cpu_count() or job_count(-1) == joblib.cpu_count()
-    nested = joblib.Parallel(n_jobs=2, backend="threading")(joblib.delayed(job_count)(None) for _ in range(2))
-    assert nested == [1, 1]
+    assert _in_two_threads(partial(_in_two_threads, partial(job_count, -1))) == [
+        [1, 1],
+        [1, 1],
+    ]  # no third level
+
+
+def _in_two_threads(function: Callable[[], object]) -> object:
+    return joblib.Parallel(n_jobs=2, backend="threading")(joblib.delayed(function)() for _ in range(2))
 
 
 def test_torch_has_its_threads_back() -> None:

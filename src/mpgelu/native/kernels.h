@@ -77,23 +77,23 @@ enum objective { BETA_GAUSSIAN, STUDENT };
     EXPORT void KERNEL(name)(PLAIN_SIZES, const float *x, const float *parameters, const float *kept,                  \
                              const float *grad, float *by_parameters, float *workspace)
 
-/* Steps of Adam, `steps` of them after `taken` earlier ones, with batches of `rows` rows: `at` (models, steps, rows) of the
- * data x (all, features), y (all), weights (all). If `scaled` is not zero, the parameters of a model begin with the scale
+/* Steps of Adam of one network, `steps` of them after `taken` earlier ones, with batches of `rows` rows: `at` (steps, rows)
+ * of the data x (all, features), y (all), weights (all). If `scaled` is not zero, the parameters begin with the scale
  * (widths[0]) of the inputs of the first linear map. They are changed in place, like the moments of Adam `first` and
  * `second`, which have their layout. The rates (steps, 3) are those of scale, embedding and linear maps; `settings` are a
- * struct optimiser. The losses (models, steps) are NaN for steps that were left out. */
+ * struct optimiser. The losses (steps) are NaN for steps that were left out. */
 struct optimiser {
     double shape; /* beta of BETA_GAUSSIAN, degrees of freedom of STUDENT */
-    double clip;  /* largest norm of the gradient of a model */
+    double clip;  /* largest norm of the gradient */
     double weight_decay, beta_1, beta_2, epsilon;
 };
 
 #define PLAIN_TRAIN(name)                                                                                              \
-    EXPORT void KERNEL(name)(int64_t models, int64_t rows, int64_t layers, const int64_t *widths,                      \
-                             int64_t nonlinearity, int64_t features, int64_t cosines, int64_t scaled,                  \
-                             int64_t objective, int64_t steps, int64_t taken, const int64_t *at, const double *rates,  \
-                             const double *settings, const float *x, const float *y, const float *weights,             \
-                             float *parameters, float *first, float *second, float *losses, float *workspace)
+    EXPORT void KERNEL(name)(int64_t rows, int64_t layers, const int64_t *widths, int64_t nonlinearity,                \
+                             int64_t features, int64_t cosines, int64_t scaled, int64_t objective, int64_t steps,      \
+                             int64_t taken, const int64_t *at, const double *rates, const double *settings,            \
+                             const float *x, const float *y, const float *weights, float *parameters, float *first,    \
+                             float *second, float *losses, float *workspace)
 
 PLAIN_TRAIN(plain_train);
 PLAIN_FORWARD(plain_forward);

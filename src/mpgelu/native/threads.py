@@ -15,22 +15,62 @@ import torch
 
 Result = TypeVar("Result")
 
-_state = threading.local()  # .busy: whether the thread runs a task; nested tasks then run sequentially
+_state = threading.local()  # .team: the threads to which the task that this thread runs belongs
+
+
+class _Team:
+    """The threads of an outermost call, which help each other.
+
+    Args:
+        idle: Number of threads without a task.
+    """
+
+    def __init__(self, idle: int) -> None:
+        self.idle, self._lock = idle, threading.Lock()
+
+    def take_one(self) -> bool:
+        """Return whether a thread is idle, and let it work."""
+        with self._lock:
+            found = self.idle > 0
+            self.idle -= found
+            return found
+
+    def give(self, count: int) -> None:
+        """Add idle threads, or with a negative number remove them."""
+        with self._lock:
+            self.idle += count
 
 
 def run_all(tasks: Sequence[Callable[[], Result]], threads: int) -> list[Result]:
     """Return the results of tasks in their order.
 
-    The calling thread works, too. All callers share one pool with a thread for each core, so that nested or concurrent
-    calls do not start more threads. After an exception no further task is started, and the exception is raised.
+    The calling thread works, too. Inside a task, further tasks are shared with threads of the outermost call that have
+    none. All callers share one pool with a thread for each core. After an exception no further task is started, and the
+    exception is raised.
 
     Args:
         tasks: Functions without arguments that do not depend on each other.
-        threads: Largest number of threads. With one, or inside a task, the tasks run sequentially in the calling
-            thread.
+        threads: Largest number of threads; with one, the tasks run sequentially in the calling thread.
     """
+    team = getattr(_state, "team", None)
+    if team is not None:
+        return _run_all(tasks, min(threads, team.idle + 1), team)
+    _state.team = team = _Team(threads - 1)
+    try:
+        return _run_all(tasks, threads, team)
+    finally:
+        _state.team = None
+
+
+def share(tasks: Sequence[Callable[[], Result]]) -> list[Result]:
+    """Return the results of tasks as :func:`run_all` does inside a task; outside, they run sequentially."""
+    return run_all(tasks, len(tasks) if getattr(_state, "team", None) else 1)
+
+
+def _run_all(tasks: Sequence[Callable[[], Result]], threads: int, team: _Team) -> list[Result]:
+    """Return the results of tasks that the threads of a team work at."""
     threads = min(threads, len(tasks))
-    if threads <= 1 or getattr(_state, "busy", False):
+    if threads <= 1:
         return [task() for task in tasks]
     results: dict[int, Result] = {}
     waiting = iter(enumerate(tasks))
@@ -39,7 +79,6 @@ def run_all(tasks: Sequence[Callable[[], Result]], threads: int) -> list[Result]
 
     def work() -> None:
         nonlocal stopped
-        _state.busy = True
         try:
             while True:
                 with lock:
@@ -50,16 +89,26 @@ def run_all(tasks: Sequence[Callable[[], Result]], threads: int) -> list[Result]
         except BaseException:
             stopped = True
             raise
-        finally:
-            _state.busy = False
 
-    helpers = [_pool(os.getpid()).submit(work) for _ in range(threads - 1)]
+    def help_out() -> None:
+        if not team.take_one():
+            return
+        _state.team = team
+        try:
+            work()
+        finally:
+            _state.team = None
+            team.give(1)
+
+    helpers = [_pool(os.getpid()).submit(help_out) for _ in range(threads - 1)]
     try:
         work()
     finally:
         started = [helper for helper in helpers if not helper.cancel()]
+        team.give(1)  # while this thread waits, another one may work in its place
         for helper in started:
             helper.exception()  # waits for the end of the task
+        team.give(-1)
     for helper in started:
         helper.result()
     return [results[place] for place in range(len(tasks))]
@@ -127,4 +176,4 @@ def one_thread_each() -> Iterator[None]:
 @cache
 def _pool(process: int) -> ThreadPoolExecutor:
     """Return the threads of a process, by its id, because a forked process does not have the threads of its parent."""
-    return ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), thread_name_prefix="mpgelu")
+    return ThreadPoolExecutor(max(2, os.cpu_count() or 1), thread_name_prefix="mpgelu")

@@ -1,8 +1,8 @@
-/* Whole optimiser steps of networks for deterministic inputs: rows of a batch, outputs, loss, gradient, and Adam.
+/* Whole optimiser steps of a network for deterministic inputs: rows of a batch, outputs, loss, gradient, and Adam.
  *
  * The parameters of a network are an optional scale of the inputs of the first linear map, followed by those of plain.c,
  * which takes the scale merged into the weights: W' = W diag(s). A step of a network whose loss or gradient is not finite
- * changes nothing. Networks do not depend on each other, so that any part of them can be trained by a thread of its own.
+ * changes nothing. A call trains one network, so that others can be trained by other threads at the same time.
  */
 #include "products.h"
 
@@ -135,33 +135,32 @@ PLAIN_TRAIN(plain_train) {
     const struct optimiser *o = (const struct optimiser *)settings;
     struct train_room room;
     arrange_train(rows, layers, widths, features, cosines, scaled, workspace, &room);
-    for (int64_t model = 0; model < models; model++, parameters += size, first += size, second += size)
-        for (int64_t s = 0; s < steps; s++, at += rows, losses++) {
-            for (int64_t r = 0; r < rows; r++) {
-                memcpy(room.x + r * features, x + at[r] * features, sizeof(float) * features);
-                room.y[r] = y[at[r]], room.weights[r] = weights[at[r]];
-            }
-            const float *used = parameters;
-            if (scaled) merge_scale(width, widths[1], embedding, size, parameters, room.merged), used = room.merged;
-            KERNEL(plain_forward)
-            (1, rows, layers, widths, nonlinearity, features, cosines, 0, 1, room.x, used, room.outputs, room.kept,
-             room.workspace);
-            float loss = objective == STUDENT ? student(rows, (float)o->shape, &room)
-                                              : beta_gaussian(rows, (float)o->shape, &room);
-            KERNEL(plain_backward)
-            (1, rows, layers, widths, nonlinearity, features, cosines, 0, room.x, used, room.kept, room.grad,
-             room.by + width, room.workspace);
-            if (scaled)
-                split_scale(width, widths[1], parameters, parameters + width + embedding, room.by,
-                            room.by + width + embedding);
-            float squares = 0;
-#pragma omp simd reduction(+ : squares)
-            for (int64_t i = 0; i < size; i++) squares += room.by[i] * room.by[i];
-            float norm = sqrtf(squares);
-            int finite = isfinite(loss) && isfinite(norm);
-            *losses = finite ? loss : NAN;
-            if (!finite) continue;
-            float factor = norm > (float)o->clip ? (float)o->clip / norm : 1;
-            update(width, embedding, size, taken + s + 1, rates + 3 * s, o, factor, room.by, parameters, first, second);
+    for (int64_t s = 0; s < steps; s++, at += rows, losses++) {
+        for (int64_t r = 0; r < rows; r++) {
+            memcpy(room.x + r * features, x + at[r] * features, sizeof(float) * features);
+            room.y[r] = y[at[r]], room.weights[r] = weights[at[r]];
         }
+        const float *used = parameters;
+        if (scaled) merge_scale(width, widths[1], embedding, size, parameters, room.merged), used = room.merged;
+        KERNEL(plain_forward)
+        (1, rows, layers, widths, nonlinearity, features, cosines, 0, 1, room.x, used, room.outputs, room.kept,
+         room.workspace);
+        float loss = objective == STUDENT ? student(rows, (float)o->shape, &room)
+                                          : beta_gaussian(rows, (float)o->shape, &room);
+        KERNEL(plain_backward)
+        (1, rows, layers, widths, nonlinearity, features, cosines, 0, room.x, used, room.kept, room.grad,
+         room.by + width, room.workspace);
+        if (scaled)
+            split_scale(width, widths[1], parameters, parameters + width + embedding, room.by,
+                        room.by + width + embedding);
+        float squares = 0;
+#pragma omp simd reduction(+ : squares)
+        for (int64_t i = 0; i < size; i++) squares += room.by[i] * room.by[i];
+        float norm = sqrtf(squares);
+        int finite = isfinite(loss) && isfinite(norm);
+        *losses = finite ? loss : NAN;
+        if (!finite) continue;
+        float factor = norm > (float)o->clip ? (float)o->clip / norm : 1;
+        update(width, embedding, size, taken + s + 1, rates + 3 * s, o, factor, room.by, parameters, first, second);
+    }
 }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from mpgelu.native import Integers, number_of, run, size_of
+from mpgelu.native.threads import share
 
 ObjectiveName = Literal["beta_gaussian", "student"]  # train.c defines them
 
@@ -66,6 +68,8 @@ def take_steps(
 ) -> Tensor:
     """Take steps of Adam with each network on batches of its own, and return the losses before each step.
 
+    Networks are independent, so that idle threads of a fit help with them; results do not depend on the threads.
+
     Args:
         shape: The networks.
         objective: The loss.
@@ -83,11 +87,17 @@ def take_steps(
     models, steps, batch = at.shape
     places = (shape.features, shape.cosines, int(shape.is_scaled))
     room = size_of("plain_train_workspace", batch, shape.widths, *places)
-    workspace = torch.empty(room, dtype=torch.float32, device="cpu")
     losses = torch.empty(models, steps, dtype=torch.float32, device="cpu")
     layers, which = len(shape.widths) - 1, number_of(objective)
-    sizes = (models, batch, layers, shape.widths, number_of(shape.nonlinearity), *places, which, steps, taken)
+    sizes = (batch, layers, shape.widths, number_of(shape.nonlinearity), *places, which, steps, taken)
     settings = torch.tensor(astuple(adam), dtype=torch.float64, device="cpu")
-    tensors = (at.contiguous(), rates, settings, *(part.contiguous() for part in data), *state, losses, workspace)
-    run("plain_train", sizes, tensors, doubles=2, longs=1)
+    given, at = [part.contiguous() for part in data], at.contiguous()
+
+    def train(model: int) -> None:
+        workspace = torch.empty(room, dtype=torch.float32, device="cpu")
+        of_model = [part[model] for part in state]
+        arrays = (at[model], rates, settings, *given, *of_model, losses[model], workspace)
+        run("plain_train", sizes, arrays, doubles=2, longs=1)
+
+    share([partial(train, model) for model in range(models)])
     return losses

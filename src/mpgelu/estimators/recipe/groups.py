@@ -1,8 +1,9 @@
 """Parallel training of the kinds of networks, on threads of this process or on the workers of joblib.
 
-A group is all networks of a kind. Groups are not divided further, because results would then depend on the number of
-workers in their last bits: the fused optimiser treats the ends of its arrays with other instructions, and these ends
-are at other places in smaller stacks.
+A group is all networks of a kind. Idle threads help with the networks of another group where a kernel takes the steps
+of each network. Other groups are not divided, because results would then depend on the number of workers in their last
+bits: the fused optimiser treats the ends of its arrays with other instructions, and these ends are at other places in
+smaller stacks.
 """
 
 from __future__ import annotations
@@ -66,6 +67,11 @@ class Workers:
 
     count: int
     backend: Any = None
+
+    @property
+    def threads(self) -> int:
+        """Number of threads of this process."""
+        return self.count if self.backend is None else 1
 
     @staticmethod
     def of(n_jobs: int | None) -> Workers:

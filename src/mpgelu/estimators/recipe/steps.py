@@ -82,6 +82,11 @@ class Steps:
         self.optimizer = torch.optim.AdamW(groups, lr=1.0, weight_decay=weight_decay, fused=True)
         self._whole = _WholeSteps.of(stack, objective, self.optimizer)
 
+    @property
+    def is_divisible(self) -> bool:
+        """Whether threads can share the networks of a step."""
+        return self._whole is not None
+
     def take(self, data: Rows, at: Tensor, rates: Sequence[float]) -> Tensor:
         """Take several steps with each network on batches of its own.
 

@@ -26,6 +26,7 @@ from mpgelu.estimators.recipe.weights import background, fit_width, mean_weights
 from mpgelu.estimators.scales import LIMIT
 from mpgelu.likelihoods import HeavyTailedGaussian, HeteroscedasticGaussian, Likelihood, MeanAndLogVariance
 from mpgelu.moments import DiagonalMoments, FactoredMoments, Moments
+from mpgelu.native.threads import run_all
 from mpgelu.networks import Stack, is_random
 from mpgelu.training import Interrupts, RecoveryWarning, training_progress
 
@@ -134,17 +135,19 @@ def train(
         if checkpoint:
             for group in groups:
                 group.keeper = Keeper(checkpoint, group.trainer, rows, settings)
+        queue = sorted(groups, key=lambda group: group.trainer.is_divisible)  # idle threads help with the last ones
         seconds = (clock.left - seconds_of_head(len(rows.y), clock)) / _longest(
-            [kind.effort for kind in settings.kinds], workers.count
+            [group.task.effort for group in queue], workers.count
         )
-        workers.train(groups, rows, seconds, interrupts, bar, first=process)
+        workers.train(queue, rows, seconds, interrupts, bar, first=process)
         members, taken = [], settings.steps
         for kind, group in zip(settings.kinds, groups, strict=True):
             if group.is_trained:
                 group.task.stack.requires_grad_(False)
                 members.append(Member(str(kind), group.task.stack, group.task.rows_left_out(len(rows.y))))
                 taken = min(taken, group.trainer.taken) if kind.effort == 1 else taken
-        trained = weighted(members, rows.judges(), likelihood, settings, process(), taken, interrupts)
+        estimate = partial(weighted, members, rows.judges(), likelihood, settings, process(), taken, interrupts)
+        (trained,) = run_all([estimate], workers.threads)
     warn(groups, taken, settings.steps, interrupts)
     return trained
 
