@@ -111,7 +111,7 @@ def test_public_names_are_sorted_and_there() -> None:
 def test_submodules_need_no_import_of_their_own() -> None:
     code = "import mpgelu; print(mpgelu.estimators.FAST, mpgelu.inspect.verify is mpgelu.verify)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert shown == "{'effort': 0.2} True\n"
+    assert shown == "{'folds': 5, 'effort': 0.4} True\n"
 
 
 def test_help_does_not_wait_for_torch() -> None:
