@@ -31,7 +31,7 @@ COMPACT = "compact network"  # name of the distilled network in kind_weights_
 
 _STEPS, _MOST_STEPS = 2_400, 20_000  # number of steps for up to _FEW_ROWS rows, and at most
 _FEW_ROWS, _GROWTH = 300, 0.5  # exponent of the growth of the steps with the rows beyond _FEW_ROWS
-_MADE_ROWS, _MADE_OF_GIVEN, _MOST_MADE = 20_000, 4, 40_000  # smallest number of synthetic rows, per given row, largest
+_MADE_ROWS, _MADE_OF_GIVEN, _MOST_MADE = 20_000, 8, 80_000  # smallest number of synthetic rows, per given row, largest
 _MOST_GIVEN = 30_000
 _LARGE_LOSS = 0.5  # nats per row, from which on a network is not worth having
 _JUDGED = 1024  # given rows at which the divergence is estimated

@@ -23,7 +23,7 @@ _PEAK, _FEW_STEPS = 1e-2, 2_400  # largest learning rate, for up to so many step
 # Learning rates of parameters relative to the others.
 _SPEEDS = {"frequency": 3.0, "phase": 3.0, "log_weight_variance": 5.0, "log_bias_variance": 5.0}
 _SIGMA = 0.4  # standard deviation of the initial frequencies, see Periodic
-_EPISTEMIC_WEIGHT, _MEAN_WEIGHT = 0.15, 2.0  # weights of terms of the loss
+_EPISTEMIC_WEIGHT, _MEAN_WEIGHT = 0.05, 2.0  # weights of terms of the loss
 _LEAST_LOG = -60.0  # logarithm of the smallest responsibility before division; exponentials that underflow are slow
 _FAR = 2.0  # distance of the means in standard deviations of the teacher beyond which their term grows linearly
 _SHOWN_EVERY = 20  # steps between two updates of the progress bar
@@ -108,7 +108,7 @@ class Taught(NamedTuple):
     def loss(self) -> Tensor:
         r"""Return the loss, ``()``, for the progress bar; training uses its gradient only.
 
-        .. math:: -\overline{\log p(y)} + 2\, \overline{\rho} + 0.15\, \overline{(\log e - \log e_t)^2}, \qquad
+        .. math:: -\overline{\log p(y)} + 2\, \overline{\rho} + 0.05\, \overline{(\log e - \log e_t)^2}, \qquad
             \rho = 8 \Big(\sqrt{1 + (\mu - \mu_t)^2 / (4 v_t)} - 1\Big)
 
         averages over values y and rows, with mean :math:`\mu` and epistemic variance e of the network, and mean,
