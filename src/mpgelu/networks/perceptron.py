@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,11 +136,13 @@ def as_function(network: nn.Module) -> Callable[[Any], Any]:
     if found is None or any(module._forward_hooks or module._forward_pre_hooks for module in network.modules()):
         return network
 
+    held = list(_held(found, network))
+
     def run(value: Any) -> Any:
         outputs = None
         if isinstance(value, (DiagonalMoments, FactoredMoments)):
-            held = dict(network.named_parameters()) | dict(network.named_buffers())
-            outputs = run_whole(found, {name: tensor.unsqueeze(0) for name, tensor in held.items()}, _stacked(value))
+            state = {name: getattr(module, tensor).unsqueeze(0) for name, module, tensor in held}
+            outputs = run_whole(found, state, _stacked(value))
         if outputs is None:
             return network(value)
         mean, spread = mean_and_spread(outputs)
@@ -186,6 +188,14 @@ def mean_and_spread(value: Moments) -> tuple[Tensor, Tensor]:
 def _names(layer: MaskedLinear) -> tuple[str, str]:
     """Return the names of weight and bias of a layer."""
     return f"{layer.name}.weight", f"{layer.name}.bias"
+
+
+def _held(found: Perceptron, network: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yield the parameters and rates of a perceptron: name in the network, module, and name in the module."""
+    names = [name for layer in found.layers for name in _names(layer)]
+    for name in [*names, *(f"{layer.dropout}.rate" for layer in found.layers if layer.dropout)]:
+        module, _, tensor = name.rpartition(".")
+        yield name, network.get_submodule(module), tensor
 
 
 def arrays_of(found: Perceptron, state: Mapping[str, Tensor]) -> perceptron.Perceptrons:
