@@ -128,12 +128,19 @@ def test_data_sets_are_lines_by_suite_and_size_and_gaps_are_dashes() -> None:
 def test_parts_of_ours_have_tables_of_their_own() -> None:
     records = several([-1.0] * 5) + several([-0.5] * 5, "mpgelu-one-kind") + several([-2.0] * 5, "catboost")
     assert section(records, "CRPS, mean ± standard error\n")[0] == ["", "MP-GELU", "catboost"]
-    assert section(records, "CRPS, mean ± standard error: what each")[0] == [
-        "",
-        "MP-GELU",
-        "MP-GELU, five networks of one kind",
-    ]
+    parts = section(records, "CRPS, mean ± standard error: what each")[0]
+    assert parts == ["", "MP-GELU", "MP-GELU, networks of one kind"]
     assert [line[0] for line in section(records, "Ranks")] == ["", "MP-GELU", "catboost"]
+
+
+def test_parts_of_ours_alone_make_a_page(tmp_path: Path) -> None:
+    kept = Store(tmp_path / "records.jsonl")
+    for made in several([-0.5] * 5, "mpgelu-one-kind"):
+        kept.append(made)
+    write_report(kept.path, tmp_path / "out")
+    found = (tmp_path / "out" / "compare.md").read_text()
+    assert "what each part of ours buys" in found
+    assert "Log-likelihood of the exact mixture" not in found
 
 
 def test_the_mixture_of_the_ensemble_is_shown_beside_its_gaussian() -> None:

@@ -155,7 +155,7 @@ def page(frame: pd.DataFrame) -> str:
     main, sets = summary[~parts & summary["dataset"].isin(ORDER)], [*ORDER]
     ablated = summary[(parts | (summary["method"] == "mpgelu")) & summary["dataset"].isin(ORDER)]
     everything = summary[~parts & summary["dataset"].isin(ALL_ROWS.values())]
-    matched = main[[METHODS[method].matched for method in main["method"]]]
+    matched = main[main["method"].isin([name for name, recipe in METHODS.items() if recipe.matched])]
     sections = [
         _INTRODUCTION,
         f"## Ranks over all data sets\n\n{_RANKS}\n\n{_rank_table(frame)}\n",
