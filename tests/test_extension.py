@@ -223,7 +223,7 @@ def test_an_activation_with_its_own_rule() -> None:
 
 def test_all_of_them_in_the_estimator(table: tuple[Any, Any], tmp_path: Path) -> None:
     X, y = table
-    model = mp.MPGELURegressor(network=build, likelihood=Doubled(3.0), folds=2, steps=60, brief=False, random_state=0)
+    model = mp.MPGELURegressor(network=build, likelihood=Doubled(3.0), folds=2, steps=60, diverse=False, random_state=0)
     model.set_params(sigma=None, moments=DiagonalMoments).fit(X, y)
     mean, std = model.predict(X, return_std=True)
     assert np.isfinite(mean).all()
@@ -243,7 +243,7 @@ def test_all_of_them_in_the_estimator(table: tuple[Any, Any], tmp_path: Path) ->
 def test_all_of_them_in_onnx(table: tuple[Any, Any], tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     X, y = table
-    model = mp.MPGELURegressor(network=build, likelihood=Doubled(3.0), folds=2, steps=20, brief=False, random_state=0)
+    model = mp.MPGELURegressor(network=build, likelihood=Doubled(3.0), folds=2, steps=20, diverse=False, random_state=0)
     model.set_params(sigma=None, moments=DiagonalMoments).fit(X, y)
     mp.export_onnx(model, tmp_path / "model.onnx", (0.05, 0.95))
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
@@ -266,7 +266,14 @@ def test_a_moment_type() -> None:
 
 def test_a_moment_type_in_the_estimator(table: tuple[Any, Any], tmp_path: Path) -> None:
     X, y = table
-    settings: dict[str, Any] = {"rate": 0.2, "sigma": None, "folds": 2, "steps": 20, "brief": False, "random_state": 0}
+    settings: dict[str, Any] = {
+        "rate": 0.2,
+        "sigma": None,
+        "folds": 2,
+        "steps": 20,
+        "diverse": False,
+        "random_state": 0,
+    }
     model = mp.MPGELURegressor((8,), moments=Counted, **settings).fit(X, y)
     model.save(tmp_path / "model")
     loaded = mp.load(tmp_path / "model")

@@ -27,7 +27,7 @@ print(train.head(3).to_string())
 # There is nothing to tune. `effort=0.5` takes half of the default's steps.
 
 # %%
-settings = {"effort": 0.5}  # smoke: {"hidden": (8,), "steps": 5, "folds": 2, "brief": False, "sigma": None}
+settings = {"effort": 0.5}  # smoke: {"hidden": (8,), "steps": 5, "folds": 2, "diverse": False, "sigma": None}
 model = mpgelu.MPGELURegressor(random_state=0, **settings).fit(X_train, y_train)
 mean, epistemic, aleatoric = model.predict_parts(X_test)
 stddev = np.hypot(epistemic, aleatoric)

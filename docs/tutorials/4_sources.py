@@ -21,7 +21,7 @@ X = X.rename(
 )
 settings = {"effort": 0.15}  # smoke: {"steps": 5, "folds": 2}
 exact = {"moments": mpgelu.FactoredMoments, "random_state": 0}
-model = mpgelu.MPGELURegressor((32, 32), rate=0.05, sigma=None, brief=False, **exact, **settings)
+model = mpgelu.MPGELURegressor((32, 32), rate=0.05, sigma=None, diverse=False, **exact, **settings)
 model.fit(X[:360], y[:360])
 
 # %% [markdown]

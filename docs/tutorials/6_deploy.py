@@ -21,7 +21,7 @@ import mpgelu
 
 X, y = load_diabetes(return_X_y=True, as_frame=True, scaled=False)
 settings = {"effort": 0.15}  # smoke: {"steps": 5, "folds": 2}
-model = mpgelu.MPGELURegressor((32, 32), rate=0.05, sigma=None, brief=False, random_state=0, **settings)
+model = mpgelu.MPGELURegressor((32, 32), rate=0.05, sigma=None, diverse=False, random_state=0, **settings)
 model.fit(X[:342], y[:342])
 
 path = Path(tempfile.mkdtemp()) / "diabetes.onnx"

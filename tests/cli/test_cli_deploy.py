@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     X = pd.DataFrame(generator.normal(size=(120, 2)), columns=["a", "b"])
     y = X.a + generator.normal(size=120)
     model = mp.MPGELURegressor(
-        (6,), rate=0.1, sigma=None, steps=100, folds=2, random_state=0, moments=mp.FactoredMoments, brief=False
+        (6,), rate=0.1, sigma=None, steps=100, folds=2, random_state=0, moments=mp.FactoredMoments, diverse=False
     ).fit(X, y)
     model.save(folder / "model.mpgelu")
     X.assign(y=y).iloc[:, ::-1].to_csv(folder / "data.csv", index=False)
@@ -126,7 +126,7 @@ def test_verify_with_errors_of_the_features(folder: Path) -> None:
 def test_verify_says_what_it_cannot_tell(folder: Path, tmp_path: Path) -> None:
     table = pd.read_csv(folder / "data.csv")
     model = mp.MPGELURegressor(
-        (6,), rate=1e-4, sigma=None, steps=10, folds=2, random_state=0, moments=mp.FactoredMoments, brief=False
+        (6,), rate=1e-4, sigma=None, steps=10, folds=2, random_state=0, moments=mp.FactoredMoments, diverse=False
     )
     model.fit(table[["a", "b"]], table.a).save(tmp_path / "model.mpgelu")
     result = run("verify", tmp_path / "model.mpgelu", folder / "data.csv", "--draws", 100, "--networks", 1)

@@ -14,7 +14,7 @@ from mpgelu.tables.model import TableModel
 
 @pytest.fixture(scope="module")
 def model() -> TableModel:
-    return TableModel.fit(houses(80), "price", **QUICK | {"steps": 2, "brief": False})
+    return TableModel.fit(houses(80), "price", **QUICK | {"steps": 2, "diverse": False})
 
 
 @pytest.fixture

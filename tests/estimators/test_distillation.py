@@ -41,7 +41,7 @@ def table(rows: int, seed: int = 0) -> tuple[Array, Array]:
 @pytest.fixture(scope="module")
 def teacher() -> MPGELURegressor:
     X, y = table(200)
-    return MPGELURegressor((24,), sigma=0.2, brief=False, folds=4, steps=200, random_state=0).fit(X, y)
+    return MPGELURegressor((24,), sigma=0.2, diverse=False, folds=4, steps=200, random_state=0).fit(X, y)
 
 
 @pytest.fixture(scope="module")
@@ -444,5 +444,5 @@ def test_the_network_starts_from_the_heaviest_member(teacher: MPGELURegressor) -
 
 def test_without_an_embedding_there_is_no_member_to_start_from() -> None:
     X, y = table(60)
-    plain = MPGELURegressor((8,), sigma=None, brief=False, folds=2, steps=5, random_state=0).fit(X, y)
+    plain = MPGELURegressor((8,), sigma=None, diverse=False, folds=2, steps=5, random_state=0).fit(X, y)
     assert distillation._heaviest_member(plain.ensemble_) is None

@@ -27,10 +27,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
     "diagonal": {"moments": mp.DiagonalMoments},
     "exact": {"moments": mp.FactoredMoments},
-    "no process": {"brief": False},
-    "constant noise": {"noise": "homoscedastic", "brief": False},
-    "dropout alone": {"rate": 0.1, "sigma": None, "brief": False},
-    "two shapes": {"sigma": (None, 0.5), "brief": False},
+    "no process": {"diverse": False},
+    "constant noise": {"noise": "homoscedastic", "diverse": False},
+    "dropout alone": {"rate": 0.1, "sigma": None, "diverse": False},
+    "two shapes": {"sigma": (None, 0.5), "diverse": False},
 }
 
 
@@ -107,7 +107,7 @@ def stack_for(features: int, outputs: int) -> Stack:
 )
 def test_parts_that_do_not_fit_are_never_given_to_kernels(part: Callable[[Any], None]) -> None:
     """Such as a forged file may hold: torch finds out, where kernels would read beyond their arrays."""
-    ensemble = fitted(brief=False, folds=2).ensemble_
+    ensemble = fitted(diverse=False, folds=2).ensemble_
     assert FastEnsemble.of(ensemble) is not None
     part(ensemble)
     assert FastEnsemble.of(ensemble) is None

@@ -11,7 +11,7 @@ import torch
 import mpgelu as mp
 from mpgelu.estimators.lesson import Lesson
 
-SETTINGS: dict[str, Any] = {"hidden": (8,), "brief": False, "folds": 2, "steps": 20, "random_state": 0}
+SETTINGS: dict[str, Any] = {"hidden": (8,), "diverse": False, "folds": 2, "steps": 20, "random_state": 0}
 
 
 @pytest.mark.parametrize("members", [4, 1])

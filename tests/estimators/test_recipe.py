@@ -29,6 +29,7 @@ from mpgelu.estimators.recipe.loop import Group, Pace
 from mpgelu.estimators.recipe.networks import new_networks
 from mpgelu.estimators.recipe.steps import ExpectedLoss, Steps, learning_rate, variance_weights
 from mpgelu.estimators.recipe.weights import fit_width, mean_weights, stacking_weights
+from mpgelu.estimators.scales import LIMIT
 from mpgelu.likelihoods import HeavyTailedGaussian, HeteroscedasticGaussian
 from mpgelu.training import Interrupts, RecoveryWarning
 
@@ -345,7 +346,7 @@ def test_noise_is_that_of_new_rows_where_half_of_the_table_is_repeated() -> None
     new = data(200, seed=1)
 
     def log_likelihood() -> float:
-        model = mp.MPGELURegressor((64, 64), sigma=1.0, brief=False, steps=400, random_state=0).fit(X, y)
+        model = mp.MPGELURegressor((64, 64), sigma=1.0, diverse=False, steps=400, random_state=0).fit(X, y)
         return float(model.predict_distribution(new.X.numpy()).log_prob(new.y.double()).mean())
 
     judged = log_likelihood()
@@ -398,7 +399,7 @@ def test_the_noise_of_a_process_alone_is_that_of_rows_predicted_from_all_others(
     X = np.random.default_rng(0).uniform(-2, 2, (60, 2))
     mp.MPGELURegressor(steps=2, random_state=0).fit(X, np.sin(2 * X[:, 0]) * np.cos(2 * X[:, 1]))
     features, means, y = seen
-    _, by_folds, single = fit_process(features, y, 3.0, Folds.of(60, 5, 0))
+    _, by_folds, single = fit_process(features, y, LIMIT, Folds.of(60, 5, 0))
     torch.testing.assert_close(means, single[None])
     assert (single - y).square().mean() < (by_folds - y).square().mean()
 

@@ -30,7 +30,7 @@ QUICK: dict[str, Any] = {
     "hidden": (8,),
     "sigma": (None, 0.1),
     "folds": 2,
-    "brief": False,
+    "diverse": False,
     "steps": 100,
     "random_state": 0,
 }
@@ -455,7 +455,7 @@ def test_numbers_written_as_text_and_probabilities_in_a_matrix_are_refused_in_wo
     X = np.random.default_rng(0).normal(size=(40, 2))
     with pytest.raises(mp.InputError, match="y holds numbers that are written as text; convert them"):
         MPGELURegressor().fit(X, ["1", "2.5"] * 20)
-    model = MPGELURegressor(hidden=(4,), steps=5, folds=2, brief=False, random_state=0).fit(X, X[:, 0])
+    model = MPGELURegressor(hidden=(4,), steps=5, folds=2, diverse=False, random_state=0).fit(X, X[:, 0])
     with pytest.raises(mp.InputError, match="q must be one probability or a list of them"):
         model.predict_quantile(X, np.array([[0.1, 0.2]]))  # type: ignore[arg-type]
 

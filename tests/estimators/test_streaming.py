@@ -19,7 +19,7 @@ from mpgelu.estimators.hashing import uniform
 from mpgelu.estimators.recipe import Block, settings_of, streaming
 from mpgelu.estimators.recipe.steps import ExpectedLoss, Steps
 
-SMALL: dict[str, Any] = {"hidden": (16,), "sigma": 0.4, "brief": False, "folds": 3, "random_state": 0, "n_jobs": 1}
+SMALL: dict[str, Any] = {"hidden": (16,), "sigma": 0.4, "diverse": False, "folds": 3, "random_state": 0, "n_jobs": 1}
 SMALL |= {"noise": "homoscedastic"}  # whose head need not be trained
 
 
@@ -122,7 +122,7 @@ def test_the_result_is_a_model_as_any_other(tmp_path: Path) -> None:
 
 
 def test_threads_do_not_change_the_bits() -> None:
-    stream, several = Rows(), SMALL | {"sigma": (0.4, None), "brief": True, "steps": 40}
+    stream, several = Rows(), SMALL | {"sigma": (0.4, None), "diverse": True, "steps": 40}
     found = [
         MPGELURegressor(**several | {"n_jobs": jobs}).fit_stream(stream).predict(stream.all.X[:20]) for jobs in (1, 2)
     ]
@@ -136,7 +136,7 @@ def test_steps_of_brief_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
         steps[id(trainer)] = steps.get(id(trainer), 0) + len(rates)
 
     watch(monkeypatch, note)
-    MPGELURegressor(**SMALL | {"brief": True, "steps": 48}).fit_stream(Rows())
+    MPGELURegressor(**SMALL | {"diverse": True, "steps": 48}).fit_stream(Rows())
     assert sorted(steps.values()) == [6, 8, 48]
 
 

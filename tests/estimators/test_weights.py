@@ -88,7 +88,7 @@ def test_the_noise_knows_how_far_means_are_moved_towards_their_average() -> None
     settings: dict[str, Any] = {
         "hidden": (8,),
         "sigma": (0.4, 1.0),
-        "brief": False,
+        "diverse": False,
         "folds": 2,
         "steps": 20,
         "random_state": 0,

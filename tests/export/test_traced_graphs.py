@@ -65,7 +65,7 @@ def test_a_subclass_of_a_likelihood_is_not_taken_for_it(likelihood: Likelihood, 
 def test_an_ensemble_with_a_subclass_of_a_likelihood(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(40, 2))
-    settings: dict[str, Any] = {"hidden": (6,), "folds": 2, "steps": 20, "brief": False, "random_state": 0}
+    settings: dict[str, Any] = {"hidden": (6,), "folds": 2, "steps": 20, "diverse": False, "random_state": 0}
     model = mp.MPGELURegressor(likelihood=Moved(), **settings).fit(X, X[:, 0])
     export_onnx(model, tmp_path / "model.onnx", ())
     mean, stddev, *_ = run(tmp_path / "model.onnx", X)

@@ -37,7 +37,7 @@ def test_an_estimators_parts_add_up(moments: Any, gaussian_weights: bool, table:
     def build(features: int, kind: Any, outputs: int) -> Any:
         return mp.network(features, kind.hidden, outputs, rate=kind.rate, gaussian_weights=gaussian_weights)
 
-    settings: dict[str, Any] = {"sigma": None, "folds": 2, "brief": False, "moments": moments, "network": build}
+    settings: dict[str, Any] = {"sigma": None, "folds": 2, "diverse": False, "moments": moments, "network": build}
     model = mp.MPGELURegressor((6, 5), rate=(0.01, 0.1), steps=100, random_state=0, **settings).fit(X, y)
     for errors in (None, 0.5, [0.1, 0.0, 0.01]):
         frame = attribute(model, X[:8], input_std=errors)
@@ -177,7 +177,7 @@ def test_the_features_of_random_weights_are_listed_for_ensembles_too(table: Any)
     def build(features: int, kind: Any, outputs: int) -> Any:
         return mp.network(features, (4,), outputs, rate=kind.rate, gaussian_weights=True)
 
-    model = mp.MPGELURegressor(sigma=None, rate=0.1, folds=2, brief=False, network=build, steps=5, random_state=0)
+    model = mp.MPGELURegressor(sigma=None, rate=0.1, folds=2, diverse=False, network=build, steps=5, random_state=0)
     frame = attribute(model.fit(X, y), X[:2])
     weights = frame[(frame.kind == "weights") & (frame.row == 0)]
     assert list(weights[weights.layer == "1"].unit) == ["a", "b", "c", "bias"]

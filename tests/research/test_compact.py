@@ -20,7 +20,7 @@ from mpgelu.research.compare.run import Task, evaluate
 from mpgelu.research.datasets import load_uci
 from mpgelu.research.store import Store
 
-QUICK: dict[str, Any] = {"steps": 20, "folds": 2, "hidden": (8,), "sigma": 0.4, "brief": False}
+QUICK: dict[str, Any] = {"steps": 20, "folds": 2, "hidden": (8,), "sigma": 0.4, "diverse": False}
 PAGE = "before\n<!-- {0}:start -->\nold\n<!-- {0}:end -->\nafter\n"
 
 COMPARED: list[dict[str, Any]] = [

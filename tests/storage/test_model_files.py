@@ -26,7 +26,7 @@ from mpgelu.tables.model import TableModel
 HERE = Path(__file__).parent
 OLD = {"regressor": HERE / "regressor.format1", "table": HERE / "table.format1"}  # written by format 1
 FIRST = "stacks.0.parameter_0"
-SMALL: dict[str, Any] = {"hidden": (2,), "sigma": None, "rate": 0.1, "folds": 2, "brief": False, "steps": 2}
+SMALL: dict[str, Any] = {"hidden": (2,), "sigma": None, "rate": 0.1, "folds": 2, "diverse": False, "steps": 2}
 Change = Callable[[dict[str, Tensor], dict[str, Any]], object]
 
 

@@ -20,7 +20,7 @@ from mpgelu.tables.encoder import TableEncoder
 from mpgelu.tables.model import TableModel
 from mpgelu.tables.streaming import is_streamed, part_of, surveyed
 
-QUICK: dict[str, Any] = {"steps": 60, "folds": 2, "sigma": None, "hidden": (8,), "brief": False, "random_state": 0}
+QUICK: dict[str, Any] = {"steps": 60, "folds": 2, "sigma": None, "hidden": (8,), "diverse": False, "random_state": 0}
 QUICK |= {"noise": "homoscedastic"}  # whose head need not be trained
 COLUMNS: dict[str, Any] = {"missing": "impute", "categorical": [], "drop": []}
 

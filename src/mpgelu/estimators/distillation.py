@@ -21,7 +21,7 @@ from mpgelu.estimators.ensemble import Ensemble
 from mpgelu.estimators.lesson import VALUES, Lesson, made_rows, spread_values
 from mpgelu.estimators.pupil import adopt, compact_network, train
 from mpgelu.estimators.recipe.networks import single_precision
-from mpgelu.layers import Periodic
+from mpgelu.layers import Periodic, SiLU
 from mpgelu.likelihoods import GaussianMixture
 from mpgelu.networks import Stack
 
@@ -170,13 +170,14 @@ def distilled(
 
 
 def _heaviest_member(ensemble: Ensemble) -> nn.Module | None:
-    """Return the network of the largest weight among those with a periodic embedding; ``None`` without one."""
+    """Return the network of the largest weight among smooth ones with a periodic embedding; ``None`` without one."""
     stacks = ensemble.each_stack()
     weights = torch.split(ensemble.weights, [len(stack) for stack in stacks])
     found = [
         (float(part.max()), stack.unstack()[int(part.argmax())])
         for part, stack in zip(weights, stacks, strict=True)
         if isinstance(next(stack.architecture.children(), None), Periodic)
+        and any(isinstance(layer, SiLU) for layer in stack.architecture.children())
     ]
     return max(found, key=lambda pair: pair[0])[1] if found else None
 

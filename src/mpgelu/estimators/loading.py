@@ -25,7 +25,7 @@ _PARAMS = {
     "hidden": Optional([_COUNT], null=True),
     "rate": Optional(_LIST_OR_ONE),
     "sigma": Optional(_LIST_OR_ONE, null=True),
-    "brief": Optional(_SWITCH),
+    "diverse": Optional(_SWITCH),
     "folds": Optional(_COUNT, null=True),
     "network": Optional((None,)),
     "likelihood": Optional({"likelihood": {"kind": str, str: object}}, null=True),

@@ -54,8 +54,9 @@ class MPGELURegressor(Predicting, Streaming, Distilling, RegressorMixin, BaseEst
             dropout, in training and in prediction.
         sigma: Standard deviation of the initial frequencies of the periodic embedding of features, or several; each is
             a kind of networks. ``None`` among them is a kind without an embedding.
-        brief: Whether two kinds of networks with a short training, one of them with dropout, are added for up to
-            1,000,000 rows, and a Gaussian process for up to 2,000. Their weights are estimated like those of others.
+        diverse: Whether other members are added: piecewise linear networks for up to 100,000 rows, two kinds with a
+            short training, one of them with dropout, for up to 1,000,000, and a Gaussian process for up to 2,000. Their
+            weights are estimated like those of others.
         folds: Number of folds of the cross-validation; ``None`` for 10, and for 5 above 100,000 rows.
         network: Function from the number of features, the :class:`Kind` and the number of outputs to a network;
             ``None`` for the default perceptron.
@@ -108,7 +109,7 @@ class MPGELURegressor(Predicting, Streaming, Distilling, RegressorMixin, BaseEst
         *,
         rate: float | Sequence[float] = 0.0,
         sigma: float | Sequence[float | None] | None = (0.4, 1.0),
-        brief: bool = True,
+        diverse: bool = True,
         folds: int | None = None,
         network: Callable[[int, Kind, int], nn.Module] | None = None,
         likelihood: Likelihood | None = None,
@@ -130,7 +131,7 @@ class MPGELURegressor(Predicting, Streaming, Distilling, RegressorMixin, BaseEst
         self.hidden = hidden
         self.rate = rate
         self.sigma = sigma
-        self.brief = brief
+        self.diverse = diverse
         self.folds = folds
         self.network = network
         self.likelihood = likelihood

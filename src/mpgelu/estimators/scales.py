@@ -11,20 +11,19 @@ from mpgelu.networks import FeatureScale
 
 Array = NDArray[np.float64]
 
-LIMIT = 3.0  # smooth limit of scaled features
+LIMIT = 10.0  # smooth limit of scaled features
 _REACH = 0.5  # standard deviation that a logarithmic unit of distance from the data adds, in scales of the target
 _LARGEST_TARGET = 1e150  # variances are squares of the unit of the target
 _SMALLEST_SCALE = 1e-12  # variation relative to the centre below which a feature counts as constant
 _OF_QUARTILES = 1.349  # interquartile range of a standard normal distribution
-_LEAST_SHARE = 0.2  # smallest scale relative to the standard deviation, for small interquartile ranges
 
 
 def robust_scale(X: Array) -> FeatureScale:
     r"""Return the robust scaling of each feature, by its median and interquartile range.
 
     .. math:: z = \frac{x - \operatorname{median}}{s}, \qquad
-        s = \max\Big(\frac{\mathrm{IQR}}{1.349},\ \frac{\sigma}{5}\Big), \qquad
-        \text{output} = \frac{z}{\sqrt{1 + (z / 3)^2}}
+        s = \max\Big(\frac{\mathrm{IQR}}{1.349},\ \sigma\Big), \qquad
+        \text{output} = \frac{z}{\sqrt{1 + (z / 10)^2}}
 
     The standard deviation :math:`\sigma` is taken of values clipped at ten times :math:`\mathrm{IQR} / 1.349`, so that
     a single outlier does not compress the column. If the quartiles are equal, as in a column that is mostly zero, s is
@@ -49,7 +48,7 @@ def robust_scale(X: Array) -> FeatureScale:
     typical = np.where(spread > 0, 10 * spread, np.inf)
     inside = np.clip(distance, -typical, typical) / unit
     stddev = unit * np.sqrt((inside**2).mean(axis=0))
-    scale = np.where(spread > 0, np.maximum(spread, _LEAST_SHARE * stddev), _typical_distance(distance))
+    scale = np.where(spread > 0, np.maximum(spread, stddev), _typical_distance(distance))
     scale = np.where(constant, 1.0, scale)
     scaled = distance / scale
     numbers = (torch.as_tensor(part, device="cpu") for part in (center, scale, scaled.min(axis=0), scaled.max(axis=0)))

@@ -116,7 +116,12 @@ def _alone(X: Array, y: Array, new: Array, truth: torch.Tensor, settings: dict[s
     How long to train is chosen by the folds' held-out rows, which is early stopping with a learning rate that is down
     to zero at every length that is tried.
     """
-    chosen: dict[str, Any] = {"hidden": (128, 128, 128), "sigma": 0.4, "brief": False, "likelihood": GaussianMixture(6)}
+    chosen: dict[str, Any] = {
+        "hidden": (128, 128, 128),
+        "sigma": 0.4,
+        "diverse": False,
+        "likelihood": GaussianMixture(6),
+    }
     models = {share: MPGELURegressor(**chosen | {"effort": share} | settings).fit(X, y) for share in _EFFORTS}
     best = max(models, key=lambda share: models[share].score_)
     ends = {"alone": best, "alone_long": _EFFORTS[-1]}

@@ -34,7 +34,7 @@ Numbers = dict[str, Any]
 
 FEATURES = 10
 NAMES = [f"x{i}" for i in range(FEATURES)]
-SMALL: dict[str, Any] = {"sigma": 1.0, "brief": False, "folds": 2, "effort": 0.2, "random_state": 0}
+SMALL: dict[str, Any] = {"sigma": 1.0, "diverse": False, "folds": 2, "effort": 0.2, "random_state": 0}
 _TEST_SEED, _TEST_ROWS = 10**6, 20_000
 _ROWS_OF_FILE, _ROWS_OF_GROUP = 1_000_000, 131_072
 _PARTS = ("growth", "same", "data", "memory", "score")

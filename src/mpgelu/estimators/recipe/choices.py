@@ -27,6 +27,7 @@ _ROWS_SEEN = 1_790_000  # rows of the table times epochs, for up to _ROWS_OF_THA
 _ROWS_OF_THAT = 7_000
 _GROWTH = 0.67  # exponent of the growth of that number with the rows of the table
 _COARSE = 0.05  # sigma of an embedding that is almost linear in the feature
+_KINKED = 0.2  # sigma of the embedding of piecewise linear networks
 _BATCH_SIZES = ((299, 32), (1_499, 64), (4_999, 128), (math.inf, 256))  # (largest number of rows, batch size)
 _FEWEST_STEPS = 50
 _WIDTH = 128  # units of both hidden layers, for up to _MANY_ROWS rows of the table
@@ -80,7 +81,7 @@ def settings_of(estimator: Any, rows: int, features: int) -> Settings:
     steps = estimator.steps or max(_FEWEST_STEPS, round(_epochs(rows, features) * (trained / batch_size)))
     return Settings(
         kinds=_kinds(estimator, rows),
-        process=estimator.likelihood is None and estimator.brief and rows <= _MOST_OF_PROCESS,
+        process=estimator.likelihood is None and estimator.diverse and rows <= _MOST_OF_PROCESS,
         folds=folds,
         steps=max(1, round(steps * estimator.effort)),
         batch_size=batch_size,
@@ -120,7 +121,7 @@ def _hidden(rows: int) -> tuple[int, int]:
 
 
 def _kinds(estimator: Any, rows: int) -> tuple[Kind, ...]:
-    """Return one kind of networks for each rate and sigma, and two with a short training, one of them with dropout.
+    """Return one kind of networks for each rate and sigma, and other ones: piecewise linear, or trained briefly.
 
     Raises:
         InputError: ``hidden``, ``rate`` or ``sigma`` is invalid.
@@ -139,7 +140,9 @@ def _kinds(estimator: Any, rows: int) -> tuple[Kind, ...]:
     )
     if len(set(kinds)) < len(kinds):
         raise InputError(f"MPGELURegressor: rate and sigma name a kind of networks twice: {estimator.rate!r}, {sigmas}")
-    if estimator.brief and rows <= _MOST_OF_BRIEF:
+    if estimator.diverse and rows <= _MANY_ROWS:
+        kinds += (Kind(widths, 0.0, _KINKED, smooth=False),)
+    if estimator.diverse and rows <= _MOST_OF_BRIEF:
         kinds += Kind(widths, 0.0, _COARSE, 1 / 6), Kind(widths, 0.1, None, 1 / 8)
     return kinds
 

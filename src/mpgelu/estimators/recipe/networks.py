@@ -18,15 +18,15 @@ from mpgelu.networks import Stack, network
 def default_network(features: int, kind: Kind, outputs: int) -> nn.Module:
     """Return a perceptron, with a periodic embedding if the kind has one.
 
-    The nonlinearity is SiLU for networks without dropout. Networks with dropout propagate moments in training and use
-    MP-GELU, for which these are known in closed form.
+    The nonlinearity is SiLU for smooth networks without dropout. Networks with dropout propagate moments in training
+    and use MP-GELU, for which these are known in closed form; so do piecewise linear ones, for which it is ReLU.
 
     Args:
         features: Number of features.
         kind: The kind of the network.
         outputs: Number of outputs.
     """
-    nonlinearity = MPGELU if kind.rate else SiLU
+    nonlinearity = MPGELU if kind.rate or not kind.smooth else SiLU
     return network(features, kind.hidden, outputs, nonlinearity=nonlinearity, rate=kind.rate, sigma=kind.sigma)
 
 

@@ -25,18 +25,27 @@ class Kind:
         sigma: Standard deviation of the initial frequencies of the periodic embedding; ``None`` for no embedding.
         effort: Number of steps relative to the settings; below one it is early stopping, which suits few and noisy
             rows.
+        smooth: Whether networks without dropout are smooth functions, by SiLU. Otherwise they are piecewise linear, by
+            MP-GELU, which is ReLU for known inputs; such networks can be constant over whole regions, which suits
+            targets that often have the same value. Networks with dropout always have MP-GELU.
     """
 
     hidden: tuple[int, ...]
     rate: float = 0.0
     sigma: float | None = None
     effort: float = 1.0
+    smooth: bool = True
 
     def __str__(self) -> str:
         """Return the name of the kind, for the progress bar and in ``kind_weights_``."""
-        embedding = "plain" if self.sigma is None else f"periodic {self.sigma:g}"
-        rate = f", rate {self.rate:g}" if self.rate else ""
-        return f"{embedding}{rate}, {self.effort:.2g} of the steps" if self.effort < 1 else f"{embedding}{rate}"
+        parts = ["plain" if self.sigma is None else f"periodic {self.sigma:g}"]
+        if self.rate:
+            parts.append(f"rate {self.rate:g}")
+        elif not self.smooth:
+            parts.append("piecewise linear")
+        if self.effort < 1:
+            parts.append(f"{self.effort:.2g} of the steps")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from mpgelu.research.datasets import load_diabetes, load_uci
 
 DATASET, PREDICTED = "kin8nm", 20_000  # rows that are predicted: those of the set, again and again
 _ROUNDS = 2  # of fits, which take long; a slow moment of the machine hits all methods of a round
-_QUICK: dict[str, Any] = {"hidden": (4,), "steps": 10, "folds": 2, "brief": False}
+_QUICK: dict[str, Any] = {"hidden": (4,), "steps": 10, "folds": 2, "diverse": False}
 
 Array = NDArray[np.float64]
 

@@ -28,18 +28,23 @@ def without_dropout(features: int, kind: Kind, outputs: int) -> nn.Module:
     return default_network(features, replace(kind, rate=0.0), outputs)
 
 
+def without_embedding(features: int, kind: Kind, outputs: int) -> nn.Module:
+    """The default's networks on the scaled features alone."""
+    return default_network(features, replace(kind, sigma=None), outputs)
+
+
 def with_relu(features: int, kind: Kind, outputs: int) -> nn.Module:
     """The default's networks with ReLU between their layers, and so with ReLU's moments where there is dropout."""
     return network(features, kind.hidden, outputs, nonlinearity=ReLU, rate=kind.rate, sigma=kind.sigma)
 
 
-_ONE_KIND: dict[str, Any] = {"sigma": 0.4, "brief": False}
-_DROPOUT: dict[str, Any] = {"sigma": None, "rate": (0.001, 0.01, 0.1), "brief": False, "moments": DiagonalMoments}
+_ONE_KIND: dict[str, Any] = {"sigma": 0.4, "diverse": False}
+_DROPOUT: dict[str, Any] = {"sigma": None, "rate": (0.001, 0.01, 0.1), "diverse": False, "moments": DiagonalMoments}
 
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "no-dropout": ("all rates zero", {"network": without_dropout}),
-    "plain": ("no embedding", {"sigma": None}),
-    "no-brief": ("no brief networks, no process", {"brief": False}),
+    "plain": ("no embedding", {"network": without_embedding}),
+    "smooth": ("smooth networks alone, trained long", {"diverse": False}),
     "one-kind": ("networks of one kind", _ONE_KIND),
     "moments": ("dropout alone, MP-GELU moments", _DROPOUT),
     "relu-moments": ("dropout alone, ReLU moments", {**_DROPOUT, "network": with_relu}),
