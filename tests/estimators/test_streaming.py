@@ -137,7 +137,7 @@ def test_steps_of_brief_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
 
     watch(monkeypatch, note)
     MPGELURegressor(**SMALL | {"diverse": True, "steps": 48}).fit_stream(Rows())
-    assert sorted(steps.values()) == [6, 8, 48]
+    assert sorted(steps.values()) == [6, 8, 48, 48]
 
 
 def test_a_time_limit_ends_it() -> None:
@@ -204,8 +204,8 @@ def test_networks_grow_with_the_rows() -> None:
         settings = settings_of(MPGELURegressor(), rows, 10)
         return settings.kinds[0].hidden, settings.batch_size, len(settings.kinds)
 
-    assert sizes(1_500) == ((128, 128), 128, 4)
-    assert sizes(100_000) == ((128, 128), 256, 4)
+    assert sizes(1_500) == ((128, 128), 128, 5)
+    assert sizes(100_000) == ((128, 128), 256, 5)
     assert sizes(1_000_000) == ((192, 192), 512, 4)
     assert sizes(10_000_000) == ((256, 256), 1024, 2)
     steps = [settings_of(MPGELURegressor(), 10**power, 10).steps for power in range(3, 9)]

@@ -6,6 +6,7 @@ rows -> distributions of the ensemble -> quadrature values of them -> one networ
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Self
@@ -29,8 +30,8 @@ Array = NDArray[np.float64]
 
 COMPACT = "compact network"  # name of the distilled network in kind_weights_
 
-_STEPS, _MOST_STEPS = 2_400, 20_000  # number of steps for up to _FEW_ROWS rows, and at most
-_FEW_ROWS, _GROWTH = 300, 0.5  # exponent of the growth of the steps with the rows beyond _FEW_ROWS
+_STEPS, _MOST_STEPS = 2_400, 40_000  # number of steps for up to _FEW_ROWS rows, and at most
+_FEW_ROWS, _MANY_ROWS = 300, 7_000  # the steps grow as the root of the rows between, and linearly beyond
 _MADE_ROWS, _MADE_OF_GIVEN, _MOST_MADE = 20_000, 8, 80_000  # smallest number of synthetic rows, per given row, largest
 _MOST_GIVEN = 30_000
 _LARGE_LOSS = 0.5  # nats per row, from which on a network is not worth having
@@ -73,8 +74,8 @@ class Distilling:
                 They are required for a model that was read from a file, which does not contain the training rows.
             hidden: Number of units of each hidden layer.
             components: Number of components of the mixture.
-            steps: Number of optimiser steps; the default is 2,400 for 300 rows, 5,200 for 1,400, 12,000 for 7,500, and
-                at most 20,000.
+            steps: Number of optimiser steps; the default is 2,400 for 300 rows, 5,200 for 1,400, 12,000 for 7,000,
+                17,800 for 10,700, and at most 40,000.
             random_state: Seed of synthetic rows, initial weights and batches.
             verbose: Whether to show a progress bar on a terminal.
 
@@ -112,7 +113,7 @@ class Distilling:
 
 def default_steps(rows: int) -> int:
     """Return the default number of steps for a number of given rows."""
-    growth: float = max(1.0, rows / _FEW_ROWS) ** _GROWTH
+    growth = math.sqrt(min(max(rows, _FEW_ROWS), _MANY_ROWS) / _FEW_ROWS) * max(1.0, rows / _MANY_ROWS)
     return min(round(_STEPS * growth), _MOST_STEPS)
 
 

@@ -46,10 +46,10 @@ class HeteroscedasticGaussian(Likelihood):
         """
         moments = as_moments("HeteroscedasticGaussian.expected_log_prob", moments, 2)
         check_target("HeteroscedasticGaussian.expected_log_prob", moments, y)
-        (mean, log_variance), covariance = MeanAndLogVariance.of(moments.mean), moments.covariance
-        error = mean - covariance[..., 0, 1] - y
-        precision = torch.exp(covariance[..., 1, 1] / 2 - log_variance)
-        return -0.5 * (math.log(2 * math.pi) + log_variance + (covariance[..., 0, 0] + error * error) * precision)
+        mean, log_variance = MeanAndLogVariance.of(moments.mean)
+        s11, s12, _, s22 = moments.covariance.flatten(-2).unbind(-1)
+        error = mean - s12 - y
+        return -0.5 * (math.log(2 * math.pi) + log_variance + (s11 + error * error) * torch.exp(s22 / 2 - log_variance))
 
     def predictive(self, moments: Moments | Tensor, nodes: int = NODES) -> Predictive:
         """The distribution of y: a mixture over the log-variance, each component Gaussian; see :class:`Predictive`.

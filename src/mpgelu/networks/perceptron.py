@@ -14,9 +14,11 @@ from mpgelu import native
 from mpgelu.moments import DiagonalMoments, FactoredMoments, FullMoments, Moments
 from mpgelu.native import perceptron
 from mpgelu.networks.description import Description, description_of
+from mpgelu.networks.prepared import Prepared
 from mpgelu.rules.dropout import mask_moments
 
 WIDEST = 200  # largest width of a layer for which the kernels of covariances are faster than matrix products
+_Masks = tuple[Tensor, Tensor]  # means and variances of the masks of all layers, (M, layers) each
 _RELU: dict[str, perceptron.Nonlinearity] = {"dvi": "relu_dvi", "exact": "relu_exact"}
 
 
@@ -50,6 +52,11 @@ class Perceptron:
 
     layers: tuple[MaskedLinear, ...]
     nonlinearity: Description | None
+
+    @property
+    def rates(self) -> list[str]:
+        """Names of the dropout rates."""
+        return [f"{layer.dropout}.rate" for layer in self.layers if layer.dropout]
 
 
 def perceptron_of(network: nn.Module) -> Perceptron | None:
@@ -87,7 +94,11 @@ def known_perceptron(network: nn.Module) -> Perceptron | None:
 
 
 def run_whole(
-    found: Perceptron, state: Mapping[str, Tensor], value: Moments, arrays: perceptron.Perceptrons | None = None
+    found: Perceptron,
+    state: Mapping[str, Tensor],
+    value: Moments,
+    arrays: perceptron.Perceptrons | None = None,
+    masks: _Masks | None = None,
 ) -> DiagonalMoments | FullMoments | None:
     """Return the moments of the outputs of M networks by one call of a kernel, or ``None`` if it is not applicable.
 
@@ -99,6 +110,7 @@ def run_whole(
         state: Parameters and buffers by their names in the network, ``(M, ...)`` each.
         value: Moments of the inputs, with mean ``(M, rows, n)``.
         arrays: The result of :func:`arrays_of` for the state, if it is known already.
+        masks: Means and variances of its masks, if they are known already.
 
     Returns:
         Diagonal moments for diagonal inputs, full moments for factored inputs.
@@ -107,12 +119,12 @@ def run_whole(
     if variance is None or value.mean.dim() != 3 or variance.shape != value.mean.shape:
         return None
     held = [state[name] for layer in found.layers for name in _names(layer)]
-    buffers = [state[layer.dropout + ".rate"] for layer in found.layers if layer.dropout]
+    buffers = [state[name] for name in found.rates]
     if any(tensor.requires_grad for tensor in (value.mean, variance, *buffers)):
         return None
     if not perceptron.can_take(value.mean, variance, *held, *buffers):
         return None
-    networks = arrays or arrays_of(found, state)
+    networks = arrays or arrays_of(found, state, masks)
     if value.features != networks.widths[0]:
         return None
     exact = isinstance(value, FactoredMoments)
@@ -136,13 +148,17 @@ def as_function(network: nn.Module) -> Callable[[Any], Any]:
     if found is None or any(module._forward_hooks or module._forward_pre_hooks for module in network.modules()):
         return network
 
-    held = list(_held(found, network))
+    held, masks = list(_held(found, network)), Prepared[_Masks]()
 
     def run(value: Any) -> Any:
         outputs = None
         if isinstance(value, (DiagonalMoments, FactoredMoments)):
-            state = {name: getattr(module, tensor).unsqueeze(0) for name, module, tensor in held}
-            outputs = run_whole(found, state, _stacked(value))
+            of_network = {name: getattr(module, tensor) for name, module, tensor in held}
+            state = {name: tensor.unsqueeze(0) for name, tensor in of_network.items()}
+            rates = [of_network[name] for name in found.rates]
+            like = next(iter(state.values()))
+            known = masks.of(rates, lambda: _masks_of(found, state), like.dtype, like.device)
+            outputs = run_whole(found, state, _stacked(value), masks=known)
         if outputs is None:
             return network(value)
         mean, spread = mean_and_spread(outputs)
@@ -193,19 +209,29 @@ def _names(layer: MaskedLinear) -> tuple[str, str]:
 def _held(found: Perceptron, network: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     """Yield the parameters and rates of a perceptron: name in the network, module, and name in the module."""
     names = [name for layer in found.layers for name in _names(layer)]
-    for name in [*names, *(f"{layer.dropout}.rate" for layer in found.layers if layer.dropout)]:
+    for name in [*names, *found.rates]:
         module, _, tensor = name.rpartition(".")
         yield name, network.get_submodule(module), tensor
 
 
-def arrays_of(found: Perceptron, state: Mapping[str, Tensor]) -> perceptron.Perceptrons:
+def arrays_of(found: Perceptron, state: Mapping[str, Tensor], masks: _Masks | None = None) -> perceptron.Perceptrons:
     """Return the parameters of M networks in the form of the kernels.
 
     Args:
         found: Structure of the networks, from :func:`known_perceptron`.
         state: Parameters and buffers by their names in the network, ``(M, ...)`` each.
+        masks: Means and variances of the masks, if they are known already.
     """
     weights, biases = zip(*([state[name] for name in _names(layer)] for layer in found.layers), strict=True)
+    gains, noises = masks or _masks_of(found, state)
+    nonlinearity = _nonlinearity(found.nonlinearity)
+    assert nonlinearity is not None  # of a known perceptron
+    return perceptron.Perceptrons(weights, biases, gains, noises, nonlinearity)
+
+
+def _masks_of(found: Perceptron, state: Mapping[str, Tensor]) -> _Masks:
+    """Return means and variances of the masks of all layers, ``(M, layers)`` each; those without dropout are one."""
+    weights = [state[_names(layer)[0]] for layer in found.layers]
     no_dropout = weights[0].new_zeros(len(weights[0]))
     rates = (state[f"{layer.dropout}.rate"] if layer.dropout else no_dropout for layer in found.layers)
     masks = [mask_moments(rate, layer.rescale) for rate, layer in zip(rates, found.layers, strict=True)]
@@ -213,9 +239,7 @@ def arrays_of(found: Perceptron, state: Mapping[str, Tensor]) -> perceptron.Perc
     gains, noises = (
         torch.stack([torch.as_tensor(part, device=device) for part in parts], 1) for parts in zip(*masks, strict=True)
     )
-    nonlinearity = _nonlinearity(found.nonlinearity)
-    assert nonlinearity is not None  # of a known perceptron
-    return perceptron.Perceptrons(weights, biases, gains, noises, nonlinearity)
+    return gains, noises
 
 
 def _nonlinearity(layer: Description | None) -> perceptron.Nonlinearity | None:
