@@ -311,6 +311,34 @@ def test_intervals_of_a_target_that_is_often_zero_contain_the_zeros() -> None:
     assert 0.86 < ((lower <= y) & (y <= upper)).mean() < 0.97
 
 
+def test_piecewise_linear_networks_are_mpgelu_of_known_inputs() -> None:
+    torch.manual_seed(0)
+    smooth, kinked = (default_network(3, Kind((8, 8), sigma=0.2, smooth=each), 2) for each in (True, False))
+    relu = mp.network(3, (8, 8), nonlinearity=mp.ReLU, rate=0, sigma=0.2)
+    for other in (smooth, relu):
+        other.load_state_dict(kinked.state_dict())
+    x = torch.randn(50, 3)
+    torch.testing.assert_close(kinked(x), relu(x))
+    assert not torch.allclose(kinked(x), smooth(x), atol=0.01)
+    assert str(Kind((8,), sigma=0.2, smooth=False)) == "periodic 0.2, piecewise linear"
+
+
+def test_targets_of_few_values_are_met_by_piecewise_linear_networks() -> None:
+    """A smooth function is nowhere constant; half of this target is."""
+    random = np.random.default_rng(0)
+    X, new = random.uniform(-2, 2, (1_200, 2)), random.uniform(-2, 2, (500, 2))
+
+    def target(x: np.ndarray) -> np.ndarray:
+        return np.maximum(x[:, 0] + 0.5 * x[:, 1], 0) + np.maximum(x[:, 1] - 1, 0)
+
+    settings: dict[str, Any] = {"hidden": (32, 32), "folds": 2, "random_state": 0}
+    model = mp.MPGELURegressor(**settings).fit(X, target(X))
+    smooth = mp.MPGELURegressor(**settings, diverse=False).fit(X, target(X))
+    assert model.kind_weights_["periodic 0.2, piecewise linear"] > 0.5
+    flat = new[target(new) == 0]
+    assert np.median(np.abs(model.predict(flat))) < 0.5 * np.median(np.abs(smooth.predict(flat)))
+
+
 def test_inputs_of_the_head_are_features_mean_disagreement_and_own_noise() -> None:
     means, own = torch.tensor([[1.0], [3.0]]), torch.tensor([[-2.0], [-4.0]])
     inputs = head_inputs(torch.tensor([[7.0]]), means, own, torch.tensor([0.5, 0.5]))

@@ -33,12 +33,22 @@ def test_one_absurd_cell_changes_nothing() -> None:
 
 
 def test_values_beside_many_zeros_are_told_apart() -> None:
-    """The quartiles of a column that is mostly zero are equal, and a fifth of its deviation would limit the rest."""
+    """The quartiles of a column that is mostly zero are equal, and any share of these would limit the rest."""
     X = np.zeros((1_000, 1))
     X[:200, 0] = np.linspace(50, 150, 200)
     z = limited(X)[:200, 0]
     assert z[0] == pytest.approx(0.5, abs=0.05)
     assert z[-1] - z[0] > 0.7
+
+
+def test_counts_keep_their_resolution() -> None:
+    """Most of a count is zero or small; large ones are told apart although the quartiles are close to each other."""
+    X = np.random.default_rng(1).negative_binomial(0.3, 0.02, (5_000, 1)).astype(float)
+    spread = np.diff(np.quantile(X, [0.25, 0.75])).item() / 1.349
+    assert float(robust_scale(X).scale) > 1.5 * spread
+    large = np.quantile(X, [0.98, 0.995])
+    before, after = robust_scale(X)(torch.as_tensor(large[:, None])).ravel().tolist()
+    assert after - before > 0.5
 
 
 def test_a_rare_flag_is_of_unit_size_and_a_constant_stays_as_it_is() -> None:
