@@ -445,7 +445,9 @@ def test_the_network_starts_from_the_heaviest_member(teacher: MPGELURegressor) -
 def test_it_starts_from_a_smooth_member_although_another_is_heavier() -> None:
     X, y = table(60)
     model = MPGELURegressor((8,), sigma=0.4, folds=2, steps=5, random_state=0).fit(X, y).ensemble_
-    kinked = [any(isinstance(layer, mp.MPGELU) for layer in stack.architecture) for stack in model.each_stack()]
+    kinked = [
+        any(isinstance(layer, mp.MPGELU) for layer in stack.architecture.children()) for stack in model.each_stack()
+    ]
     model.weights[:] = torch.cat(
         [torch.full((len(s),), 1.0 + k) for s, k in zip(model.each_stack(), kinked, strict=True)]
     )

@@ -329,7 +329,8 @@ def test_targets_of_few_values_are_met_by_piecewise_linear_networks() -> None:
     X, new = random.uniform(-2, 2, (1_200, 2)), random.uniform(-2, 2, (500, 2))
 
     def target(x: np.ndarray) -> np.ndarray:
-        return np.maximum(x[:, 0] + 0.5 * x[:, 1], 0) + np.maximum(x[:, 1] - 1, 0)
+        slopes: np.ndarray = np.maximum(x[:, 0] + 0.5 * x[:, 1], 0) + np.maximum(x[:, 1] - 1, 0)
+        return slopes
 
     settings: dict[str, Any] = {"hidden": (32, 32), "folds": 2, "random_state": 0}
     model = mp.MPGELURegressor(**settings).fit(X, target(X))
