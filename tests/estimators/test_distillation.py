@@ -398,7 +398,7 @@ def test_a_step_has_fewer_rows_between_the_more_are_given(given: int) -> None:
     at = lesson.draw(size, torch.Generator().manual_seed(0))
     assert len(at) == size
     assert int((at >= given + between).sum()) == 50
-    share = lesson_module._FEW_GIVEN / (lesson_module._FEW_GIVEN + given)
+    share = 1 / (1 + (given / lesson_module._FEW_GIVEN) ** lesson_module._FALL)
     assert int(((at >= given) & (at < given + between)).sum()) == round(950 * share)
 
 
@@ -409,26 +409,35 @@ def test_rows_are_drawn_from_given_ones_alone_if_there_are_no_others() -> None:
     assert set(at.tolist()) == set(range(20))
 
 
-def test_first_layers_are_those_of_a_member() -> None:
-    """As far as types and shapes agree: the third linear layer of the member is its last."""
+def test_the_embedding_is_that_of_a_member() -> None:
     member = mp.network(3, (16, 16), nonlinearity=SiLU, rate=0, sigma=1.0)
     network = pupil.compact_network(3, (16, 16, 16), GaussianMixture(2))
     before = copy.deepcopy(network.state_dict())
     pupil.adopt(network, member)
     theirs = member.state_dict()
     for name, tensor in network.state_dict().items():
-        same = int(name.partition(".")[0]) < 6
+        same = int(name.partition(".")[0]) < 2
         torch.testing.assert_close(tensor, theirs[name] if same else before[name])
     assert not torch.equal(before["0.frequency"], theirs["0.frequency"])
 
 
-def test_layers_after_another_nonlinearity_are_new() -> None:
-    member = mp.network(3, (16, 16), nonlinearity="mpgelu", rate=0, sigma=1.0)
-    network = pupil.compact_network(3, (16, 16, 16), GaussianMixture(2))
-    before, theirs = copy.deepcopy(network.state_dict()), member.state_dict()
+def test_an_embedding_of_another_size_is_not_copied() -> None:
+    member = torch.nn.Sequential(mp.layers.Periodic(3, sigma=1.0, frequencies=5), mp.Linear(9, 2))
+    network = pupil.compact_network(3, (16,), GaussianMixture(2))
+    before = copy.deepcopy(network.state_dict())
     pupil.adopt(network, member)
-    torch.testing.assert_close(network.state_dict()["2.weight"], theirs["2.weight"])
-    torch.testing.assert_close(network.state_dict()["4.weight"], before["4.weight"])
+    for name, tensor in network.state_dict().items():
+        torch.testing.assert_close(tensor, before[name])
+
+
+def test_many_rows_have_a_wider_network(monkeypatch: pytest.MonkeyPatch, teacher: MPGELURegressor) -> None:
+    def widths(model: MPGELURegressor) -> list[int]:
+        layers = model.ensemble_.each_stack()[0].architecture.children()
+        return [layer.out_features for layer in layers if isinstance(layer, mp.Linear)]
+
+    assert widths(teacher.distill(steps=2)) == [128, 128, 128]
+    monkeypatch.setattr(distillation, "_MANY_ROWS", 50)
+    assert widths(teacher.distill(steps=2)) == [192, 192, 128]
 
 
 def test_the_network_starts_from_the_heaviest_member(teacher: MPGELURegressor) -> None:

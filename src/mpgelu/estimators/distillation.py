@@ -32,6 +32,7 @@ COMPACT = "compact network"  # name of the distilled network in kind_weights_
 
 _STEPS, _MOST_STEPS = 2_400, 40_000  # number of steps for up to _FEW_ROWS rows, and at most
 _FEW_ROWS, _MANY_ROWS = 300, 7_000  # the steps grow as the root of the rows between, and linearly beyond
+_HIDDEN, _HIDDEN_OF_MANY = (128, 128, 128), (192, 192, 128)  # for up to _MANY_ROWS rows, and for more
 _MADE_ROWS, _MADE_OF_GIVEN, _MOST_MADE = 20_000, 8, 80_000  # smallest number of synthetic rows, per given row, largest
 _MOST_GIVEN = 30_000
 _LARGE_LOSS = 0.5  # nats per row, from which on a network is not worth having
@@ -52,7 +53,7 @@ class Distilling:
         self,
         X_unlabelled: ArrayLike | None = None,
         *,
-        hidden: Sequence[int] = (128, 128, 128),
+        hidden: Sequence[int] | None = None,
         components: int = 6,
         steps: int | None = None,
         random_state: int = 0,
@@ -72,7 +73,8 @@ class Distilling:
         Args:
             X_unlabelled: Features of further rows of the kind that will be predicted, ``(rows, n)``, without targets.
                 They are required for a model that was read from a file, which does not contain the training rows.
-            hidden: Number of units of each hidden layer.
+            hidden: Number of units of each hidden layer; ``None`` for three layers of 128, the first two of which have
+                192 for more than 7,000 rows.
             components: Number of components of the mixture.
             steps: Number of optimiser steps; the default is 2,400 for 300 rows, 5,200 for 1,400, 12,000 for 7,000,
                 17,800 for 10,700, and at most 40,000.
@@ -94,6 +96,8 @@ class Distilling:
         rows = np.concatenate(given)
         default = steps is None
         steps = default_steps(len(rows)) if steps is None else steps
+        if hidden is None:
+            hidden = _HIDDEN if len(rows) <= _MANY_ROWS else _HIDDEN_OF_MANY
         network, loss = distilled(self.ensemble_, rows, tuple(hidden), components, steps, random_state, verbose)
         if default and loss > _LARGE_LOSS:
             warnings.warn(

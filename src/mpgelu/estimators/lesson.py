@@ -25,7 +25,8 @@ _NEIGHBOURS, _MOST_NEIGHBOURS_OF = 10, 10_000  # nearest neighbours of a row, an
 _WHOLLY = 0.5  # share of the synthetic rows that take features of a neighbour without interpolation
 _OUTSIDE, _FARTHEST = 0.1, 3.0  # share of the synthetic rows outside the data, and their largest standard deviation
 _OUTSIDE_OF_STEP = 0.05  # share of the rows of a step that are outside the data
-_FEW_GIVEN = 3_000  # number of given rows of which a step takes as many as of synthetic rows between them
+_FEW_GIVEN = 2_500  # number of given rows of which a step takes as many as of synthetic rows between them
+_FALL = 1.5  # exponent with which their ratio falls with the given rows
 _SETS = 8  # number of sets of values of a row
 _LEAST_SHARE = 1e-6  # smallest epistemic part of the variance, whose logarithm must be finite
 _AT_ONCE = 1024
@@ -81,9 +82,9 @@ class Lesson:
     def draw(self, size: int, generator: torch.Generator) -> Tensor:
         """Return the numbers of random rows for a step, ``(size,)``: given ones, rows between them, and rows outside.
 
-        The share of rows between given ones falls with the number g of given rows, as 3,000 / (3,000 + g). They stand
-        in for rows that are missing. Where many are given they do harm: a row that mixes the features of two others
-        need not be possible, and then the ensemble is arbitrary there.
+        The share of rows between given ones falls with the number g of given rows, as 1 / (1 + (g / 2,500)^1.5). They
+        stand in for rows that are missing. Where many are given they do harm: a row that mixes the features of two
+        others need not be possible, and then the ensemble is arbitrary there.
 
         Args:
             size: Number of rows of the step.
@@ -91,7 +92,7 @@ class Lesson:
         """
         between = len(self.z) - self.given - self.outside
         of_outside = round(_OUTSIDE_OF_STEP * size) if self.outside else 0
-        of_between = round((size - of_outside) * _FEW_GIVEN / (_FEW_GIVEN + self.given)) if between else 0
+        of_between = round((size - of_outside) / (1 + (self.given / _FEW_GIVEN) ** _FALL)) if between else 0
         parts = (
             (0, self.given, size - of_outside - of_between),
             (self.given, self.given + between, of_between),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ _CLIP, _BETAS, _EPSILON = 5.0, (0.9, 0.98), 1e-8  # settings of Adam
 _PEAK, _FEW_STEPS = 1e-2, 2_400  # largest learning rate, for up to so many steps; inversely proportional beyond
 # Learning rates of parameters relative to the others.
 _SPEEDS = {"frequency": 3.0, "phase": 3.0, "log_weight_variance": 5.0, "log_bias_variance": 5.0}
+_EMBEDDED = 2  # layers before the first linear map: embedding and scale
 _SIGMA = 0.4  # standard deviation of the initial frequencies, see Periodic
 _EPISTEMIC_WEIGHT, _MEAN_WEIGHT = 0.05, 2.0  # weights of terms of the loss
 _LEAST_LOG = -60.0  # logarithm of the smallest responsibility before division; exponentials that underflow are slow
@@ -71,17 +73,16 @@ def compact_network(
 
 
 def adopt(network: nn.Sequential, member: nn.Module) -> None:
-    """Copy the first layers of a trained network, as far as their types and shapes are the same.
+    """Copy the embedding of a trained network and the scale behind it, as far as their types and shapes are the same.
 
-    A compact network has the embedding and the hidden layers of a member of the ensemble, and one hidden layer more.
-    With the member's layers it starts at frequencies and features that suit the function; from random ones it needs
-    many times the steps where the ensemble is much narrower than the target.
+    The compact network then starts at frequencies that suit the function; from random ones it needs many times the
+    steps where the ensemble is much narrower than the target. Copies of hidden layers teach it no more than that.
 
     Args:
         network: A network of :func:`compact_network`, which is changed in place.
         member: A member of the ensemble.
     """
-    for ours, theirs in zip(network, member.children(), strict=False):
+    for ours, theirs in zip(islice(network, _EMBEDDED), member.children(), strict=False):
         shapes = [{name: tensor.shape for name, tensor in layer.state_dict().items()} for layer in (ours, theirs)]
         if type(ours) is not type(theirs) or shapes[0] != shapes[1]:
             return
