@@ -37,7 +37,7 @@ lint-c:  ## every C file compiles on its own, without a warning
 	for file in $(KERNELS)/*.c; do $(CC) $(CFLAGS) -fsyntax-only $$file || exit 1; done
 
 sanitize:  ## the kernels on random shapes under the sanitizers of memory and of undefined behaviour
-	$(CC) $(CFLAGS) -Wno-pass-failed -g -fsanitize=address,undefined -fno-sanitize-recover=all tests/native/sanitize.c \
+	$(CC) $(CFLAGS) -Wno-pass-failed -g -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all tests/native/sanitize.c \
 		$(foreach part,choice baseline avx2 avx512,$(KERNELS)/$(part).c) -lm -o build-sanitize
 	./build-sanitize 200; status=$$?; rm -f build-sanitize; exit $$status
 

@@ -412,6 +412,9 @@ def test_rows_are_drawn_from_given_ones_alone_if_there_are_no_others() -> None:
 def test_the_embedding_is_that_of_a_member() -> None:
     member = mp.network(3, (16, 16), nonlinearity=SiLU, rate=0, sigma=1.0)
     network = pupil.compact_network(3, (16, 16, 16), GaussianMixture(2))
+    with torch.no_grad():
+        for parameter in list(member.children())[1].parameters():
+            parameter.fill_(2.0)
     before = copy.deepcopy(network.state_dict())
     pupil.adopt(network, member)
     theirs = member.state_dict()
@@ -428,6 +431,11 @@ def test_an_embedding_of_another_size_is_not_copied() -> None:
     pupil.adopt(network, member)
     for name, tensor in network.state_dict().items():
         torch.testing.assert_close(tensor, before[name])
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(100, 2_400), (1_400, 5_185), (7_000, 11_593), (10**6, 40_000)])
+def test_steps_grow_with_the_rows(rows: int, steps: int) -> None:
+    assert distillation.default_steps(rows) == steps
 
 
 def test_many_rows_have_a_wider_network(monkeypatch: pytest.MonkeyPatch, teacher: MPGELURegressor) -> None:
@@ -453,15 +461,13 @@ def test_the_network_starts_from_the_heaviest_member(teacher: MPGELURegressor) -
 
 def test_it_starts_from_a_smooth_member_although_another_is_heavier() -> None:
     X, y = table(60)
-    model = MPGELURegressor((8,), sigma=0.4, folds=2, steps=5, random_state=0).fit(X, y).ensemble_
-    kinked = [
-        any(isinstance(layer, mp.MPGELU) for layer in stack.architecture.children()) for stack in model.each_stack()
-    ]
-    model.weights[:] = torch.cat(
-        [torch.full((len(s),), 1.0 + k) for s, k in zip(model.each_stack(), kinked, strict=True)]
-    )
+    estimator = MPGELURegressor((8,), sigma=0.4, folds=2, steps=5, random_state=0).fit(X, y)
+    assert "periodic 0.2, piecewise linear" in estimator.kind_weights_
+    model = estimator.ensemble_
+    stacks = model.each_stack()
+    kinked = [any(isinstance(layer, mp.MPGELU) for layer in stack.architecture.children()) for stack in stacks]
+    model.weights[:] = torch.cat([torch.full((len(s),), 1.0 + k) for s, k in zip(stacks, kinked, strict=True)])
     chosen = distillation._heaviest_member(model)
-    assert any(kinked)
     assert chosen is not None
     assert not any(isinstance(layer, mp.MPGELU) for layer in chosen.modules())
 

@@ -8,14 +8,17 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import mpgelu as mp
 from mpgelu import native
+from mpgelu.networks.prepared import Prepared
 
 ROOT = Path(__file__).parents[2]
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
@@ -23,6 +26,7 @@ NEEDS_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a 
 _USE = """
 import warnings, numpy, torch, mpgelu
 from mpgelu import native
+from mpgelu.networks.prepared import Prepared
 warnings.simplefilter("error", native.SlowWarning)
 print(native.status(), native.available())
 x = torch.linspace(-1, 1, 64)[:, None]
@@ -136,23 +140,55 @@ def test_every_file_compiles_on_its_own_without_a_warning(name: str) -> None:
     subprocess.run(["cc", *flags, ROOT / "src/mpgelu/native" / name], check=True)
 
 
+VARIANTS = ["baseline", "avx2", "avx512"]
+
+
+def by_variant(found: Callable[[], list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that every variant of this processor gives the same value to rounding, and that it was called."""
+    here, made = native.variant(), []
+    for variant in VARIANTS[: VARIANTS.index(here) + 1]:
+        monkeypatch.setattr(native, "variant", lambda name=variant: name)
+        monkeypatch.setattr(native, "_typed", {})
+        made.append(found())
+        assert {used for _, used in native._typed} == {variant}
+    for other in made[1:]:
+        for ours, theirs in zip(made[0], other, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.skipif(not native.available(), reason="needs the compiled kernels")
-@pytest.mark.parametrize("nonlinearity", ["mpgelu", "relu"])
+@pytest.mark.parametrize("nonlinearity", ["mpgelu", "relu", mp.ReLU])
 @pytest.mark.parametrize("kind", [mp.DiagonalMoments, mp.FactoredMoments])
 def test_variants_agree(nonlinearity: Any, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    stack = mp.Stack([mp.paper_network(4, nonlinearity=nonlinearity, rate=0.1) for _ in range(2)])
+    if nonlinearity is mp.ReLU:  # exact covariance of pairs
+        stack = mp.Stack([mp.network(4, (20, 20), nonlinearity=nonlinearity, rate=0.1) for _ in range(2)])
+    else:
+        stack = mp.Stack([mp.paper_network(4, nonlinearity=nonlinearity, rate=0.1) for _ in range(2)])
     x = torch.randn(2, 21, 4)
-    found = []
-    order = ["baseline", "avx2", "avx512"]
-    for variant in order[: order.index(native.variant()) + 1]:
-        monkeypatch.setattr(native, "variant", lambda name=variant: name)
+
+    def found() -> list[torch.Tensor]:
         stack.zero_grad()
         after = stack(kind.certain(x))
         (after.mean.sum() + after.variance.sum()).backward()
-        found.append([after.mean, after.variance, *(p.grad for p in stack.parameters() if p.grad is not None)])
-    for other in found[1:]:
-        for ours, theirs in zip(found[0], other, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        return [after.mean, after.variance, *(p.grad for p in stack.parameters() if p.grad is not None)]
+
+    by_variant(found, monkeypatch)
+
+
+@pytest.mark.skipif(not native.available(), reason="needs the compiled kernels")
+def test_variants_agree_on_an_estimator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few steps by each, and predictions of the model of one: networks, process, noise, mixture and quantiles."""
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    settings: dict[str, Any] = {"folds": 2, "random_state": 0}
+    few = mp.MPGELURegressor((8, 8), steps=3, **settings)
+    by_variant(lambda: [torch.as_tensor(few.fit(X, X[:, 0]).predict(X))], monkeypatch)
+    model = mp.MPGELURegressor((8, 8), steps=50, **settings).fit(X, np.sin(3 * X[:, 0]))
+
+    def predicted() -> list[torch.Tensor]:
+        model.ensemble_._fast = Prepared()
+        return [torch.as_tensor(part) for part in (*model.predict_parts(X), *model.predict_interval(X))]
+
+    by_variant(predicted, monkeypatch)
 
 
 def test_wrong_kind_of_tensor() -> None:

@@ -90,6 +90,54 @@ def test_tasks_inside_tasks_take_no_more_threads_than_the_outermost_call() -> No
     assert most == 1
 
 
+def test_several_calls_at_once_take_no_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calling threads always work; others join only while there are fewer of them than cores."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    lock, running, most, begun = threading.Lock(), 0, 0, threading.Barrier(3, timeout=10)
+
+    def task() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.002)
+        with lock:
+            running -= 1
+
+    def call() -> None:
+        begun.wait()
+        run_all([task] * 20, threads=2)
+
+    callers = [threading.Thread(target=call) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert most == 3
+    assert threads._processes[os.getpid()].working == 0
+    most = 0
+    run_all([task] * 20, threads=2)
+    assert most == 2
+
+
+def test_several_threads_predict_and_fit_at_once() -> None:
+    random = np.random.default_rng(0)
+    X, new = random.normal(size=(80, 3)), random.normal(size=(3_000, 3))
+
+    def fitted() -> mp.MPGELURegressor:
+        return mp.MPGELURegressor((8,), steps=10, folds=2, random_state=0, n_jobs=2).fit(X, X[:, 0])
+
+    model = fitted()
+    wanted = model.predict_interval(new)
+    found = joblib.Parallel(3, "threading")(
+        joblib.delayed(call)() for call in [partial(model.predict_interval, new), fitted] * 3
+    )
+    for intervals in found[::2]:
+        np.testing.assert_array_equal(intervals, wanted)
+    for other in found[1::2]:
+        np.testing.assert_array_equal(other.predict(new), model.predict(new))
+
+
 def test_an_error_inside_a_task_leaves_the_threads_usable() -> None:
     def fail() -> None:
         raise ValueError("inside")
@@ -111,6 +159,19 @@ def test_a_forked_process_has_a_pool_of_its_own() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
     assert shown == "[0, 0, 0, 0]\n" * 2
+
+
+def test_a_forked_process_fits_and_predicts() -> None:
+    code = (
+        "import os, numpy as np, mpgelu\nX = np.random.default_rng(0).normal(size=(600, 3))\n"
+        "def run():\n    model = mpgelu.MPGELURegressor((4,), steps=5, folds=2, random_state=0, n_jobs=2)\n"
+        "    return model.fit(X, X[:, 0]).predict(X).sum().item()\n"
+        "run()\nchild = os.fork()\nfound = run()\n"
+        "if child:\n    os.waitpid(child, 0)\nprint(found, flush=True)\nos._exit(0)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    ours, theirs = ran.stdout.split()
+    assert ours == theirs
 
 
 @pytest.mark.parametrize(("count", "parts"), [(1, 4), (7, 3), (6, 1), (5, 0), (8, 8)])

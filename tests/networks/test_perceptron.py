@@ -283,3 +283,13 @@ def test_wide_covariances_are_left_to_large_matrix_products(monkeypatch: pytest.
         stack = Stack([mp.network(3, (width,))])
         assert sees_the_kernel(monkeypatch, stack, FactoredMoments.certain(torch.randn(1, 2, 3))) is whole
         assert sees_the_kernel(monkeypatch, stack, DiagonalMoments.certain(torch.randn(1, 2, 3)))
+
+
+def test_rates_that_change_between_two_calls_are_seen() -> None:
+    network = mp.paper_network(4, rate=0.1, nonlinearity="relu")
+    run, value = as_function(network), mp.DiagonalMoments.certain(torch.randn(6, 4))
+    for rate in (0.1, 0.4):
+        for layer in network.modules():
+            if isinstance(layer, mp.Dropout):
+                layer.rate.fill_(rate)
+        torch.testing.assert_close(run(value).variance, network(value).variance, rtol=1e-4, atol=1e-6)

@@ -22,7 +22,7 @@ from mpgelu.estimators.ensemble import Ensemble
 from mpgelu.estimators.lesson import VALUES, Lesson, made_rows, spread_values
 from mpgelu.estimators.pupil import adopt, compact_network, train
 from mpgelu.estimators.recipe.networks import single_precision
-from mpgelu.layers import Periodic, SiLU
+from mpgelu.layers import MPGELU, Periodic, ReLU
 from mpgelu.likelihoods import GaussianMixture
 from mpgelu.networks import Stack
 
@@ -76,8 +76,8 @@ class Distilling:
             hidden: Number of units of each hidden layer; ``None`` for three layers of 128, the first two of which have
                 192 for more than 7,000 rows.
             components: Number of components of the mixture.
-            steps: Number of optimiser steps; the default is 2,400 for 300 rows, 5,200 for 1,400, 12,000 for 7,000,
-                17,800 for 10,700, and at most 40,000.
+            steps: Number of optimiser steps; the default is 2,400 for 300 rows, 5,200 for 1,400, 11,600 for 7,000,
+                17,700 for 10,700, and at most 40,000.
             random_state: Seed of synthetic rows, initial weights and batches.
             verbose: Whether to show a progress bar on a terminal.
 
@@ -182,7 +182,7 @@ def _heaviest_member(ensemble: Ensemble) -> nn.Module | None:
         (float(part.max()), stack.unstack()[int(part.argmax())])
         for part, stack in zip(weights, stacks, strict=True)
         if isinstance(next(stack.architecture.children(), None), Periodic)
-        and any(isinstance(layer, SiLU) for layer in stack.architecture.children())
+        and not any(isinstance(layer, (MPGELU, ReLU)) for layer in stack.architecture.modules())
     ]
     return max(found, key=lambda pair: pair[0])[1] if found else None
 

@@ -20,7 +20,7 @@ LEAST_SHARE = 0.7  # smallest fraction of the noise variance after the correctio
 LEAST_AVERAGE = 0.5  # the same for the average correction
 AGREEMENT = 1.1  # ratio of the two, or its inverse, up to which rows are corrected one by one
 STEEPEST = 10.0  # bound of the standardised log-variance
-LIMIT = 3.0  # smooth limit of the scaled inputs
+LIMIT = 3.0  # smooth limit of the scaled inputs of the head; that of features is another one
 OWN_RANGE = (-14.0, 6.0)  # range to which the log-variances of the networks are clipped
 _HELD = ("center", "scale", "log_scale", "kind_weights", "spread", "range")
 

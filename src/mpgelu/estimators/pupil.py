@@ -76,7 +76,8 @@ def adopt(network: nn.Sequential, member: nn.Module) -> None:
     """Copy the embedding of a trained network and the scale behind it, as far as their types and shapes are the same.
 
     The compact network then starts at frequencies that suit the function; from random ones it needs many times the
-    steps where the ensemble is much narrower than the target. Copies of hidden layers teach it no more than that.
+    steps where the ensemble is much narrower than the target. Copies of hidden layers were no better where this was
+    measured (docs/compact.md).
 
     Args:
         network: A network of :func:`compact_network`, which is changed in place.

@@ -42,9 +42,9 @@ class MPGELURegressor(Predicting, Streaming, Distilling, RegressorMixin, BaseEst
 
     with means that are moved towards their average; see :class:`Ensemble`. ``fit`` proceeds as follows:
 
-    1. Features are scaled by median and quartiles and limited smoothly; the target is standardised.
-    2. Networks of several kinds, which differ in their dropout rates and embeddings, are trained by cross-validation:
-       of each kind, one network for each fold, on the rows outside that fold.
+    1. Features are centred at their median, scaled robustly and limited smoothly; the target is standardised.
+    2. Networks of several kinds, which differ in their rates, embeddings and nonlinearities, are trained by
+       cross-validation: of each kind, one network for each fold, on the rows outside that fold.
     3. The weights of the kinds, the noise and the shrinkage of the networks are estimated from the predictions of rows
        by the networks that were not trained on them.
 

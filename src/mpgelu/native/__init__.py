@@ -34,7 +34,7 @@ Size = int | Integers
 
 _switched_off = False
 _warned = False
-_typed: dict[str, Any] = {}  # kernels that were called, by name
+_typed: dict[tuple[str, str], Any] = {}  # kernels that were called, by name and variant
 
 
 class SlowWarning(UserWarning):
@@ -159,7 +159,7 @@ def bound(
         if tensor.dtype != dtype or not tensor.is_cpu or not tensor.is_contiguous():
             came = str(dtype).removeprefix("torch.")
             raise TypeError(f"run: the kernel {name} takes contiguous {came} on the CPU, got {tensor.type()}")
-    function = _typed.get(name) or _with_types(name, sizes, len(tensors))
+    function = _typed.get((name, variant())) or _with_types(name, sizes, len(tensors))
     arguments = (*sizes, *[tensor.data_ptr() for tensor in tensors])
 
     def call(held: object = tensors) -> None:  # the reference keeps the memory at these addresses alive
@@ -197,7 +197,7 @@ def _with_types(name: str, sizes: Sequence[Size], pointers: int) -> Any:
     function = _function(f"{name}_{variant()}", None)
     numbers = [ctypes.c_int64 if isinstance(size, int) else ctypes.c_void_p for size in sizes]
     function.argtypes = [*numbers, *[ctypes.c_void_p] * pointers]
-    _typed[name] = function
+    _typed[name, variant()] = function
     return function
 
 

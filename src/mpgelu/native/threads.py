@@ -18,35 +18,54 @@ Result = TypeVar("Result")
 _state = threading.local()  # .team: the threads to which the task that this thread runs belongs
 
 
+class _Process:
+    """The threads of all outermost calls of a process.
+
+    Attributes:
+        working: Number of threads that work.
+        lock: Lock of this number, and of those of the teams.
+    """
+
+    def __init__(self) -> None:
+        self.working, self.lock = 0, threading.Lock()
+
+
 class _Team:
     """The threads of an outermost call, which help each other.
 
     Args:
-        idle: Number of threads without a task.
+        threads: Number of threads, of which the calling one works.
+        process: The threads of all calls. Where these are as many as cores, no other one starts to work, unless a call
+            alone wants more.
     """
 
-    def __init__(self, idle: int) -> None:
-        self.idle, self._lock = idle, threading.Lock()
+    def __init__(self, threads: int, process: _Process) -> None:
+        self.idle, self._most, self._process = threads, max(threads, os.cpu_count() or 1), process
 
     def take_one(self) -> bool:
-        """Return whether a thread is idle, and let it work."""
-        with self._lock:
-            found = self.idle > 0
+        """Return whether a thread is idle and may work, and let it work."""
+        with self._process.lock:
+            found = self.idle > 0 and self._process.working < self._most
             self.idle -= found
+            self._process.working += found
             return found
 
     def give(self, count: int) -> None:
-        """Add idle threads, or with a negative number remove them."""
-        with self._lock:
+        """Let threads that worked be idle, or with a negative number the reverse."""
+        with self._process.lock:
             self.idle += count
+            self._process.working -= count
+
+
+_processes: dict[int, _Process] = {}  # by the id of the process, because a forked one begins with no working thread
 
 
 def run_all(tasks: Sequence[Callable[[], Result]], threads: int) -> list[Result]:
     """Return the results of tasks in their order.
 
     The calling thread works, too. Inside a task, further tasks are shared with threads of the outermost call that have
-    none. All callers share one pool with a thread for each core. After an exception no further task is started, and the
-    exception is raised.
+    none. All callers share one pool with a thread for each core, of which only as many work as there are cores that
+    calling threads leave. After an exception no further task is started, and the exception is raised.
 
     Args:
         tasks: Functions without arguments that do not depend on each other.
@@ -55,10 +74,12 @@ def run_all(tasks: Sequence[Callable[[], Result]], threads: int) -> list[Result]
     team = getattr(_state, "team", None)
     if team is not None:
         return _run_all(tasks, min(threads, team.idle + 1), team)
-    _state.team = team = _Team(threads - 1)
+    _state.team = team = _Team(threads, _processes.setdefault(os.getpid(), _Process()))
+    team.give(-1)  # the calling thread works whatever others do
     try:
         return _run_all(tasks, threads, team)
     finally:
+        team.give(1)
         _state.team = None
 
 

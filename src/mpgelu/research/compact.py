@@ -111,7 +111,7 @@ def _correlation(teacher: MPGELURegressor, compact: MPGELURegressor, X: Array) -
 
 
 def _alone(X: Array, y: Array, new: Array, truth: torch.Tensor, settings: dict[str, Any]) -> Record:
-    """Networks like the compact one that have no teacher; scores are averages over those of five folds.
+    """Networks like the compact one of up to 7,000 rows without a teacher; scores are averages over those of ten folds.
 
     How long to train is chosen by the folds' held-out rows, which is early stopping with a learning rate that is down
     to zero at every length that is tried.

@@ -78,7 +78,8 @@ class Trainer:
             raise InputError("fit: the network has no parameters to train; all of them are frozen, or there are none")
         noise = likelihood.parameters() if isinstance(likelihood, nn.Module) else ()
         self.shared = [p for p in noise if p.requires_grad]
-        self.optimizer = (optimizer or _adam)([*self.parameters, *self.shared])
+        make = optimizer or (lambda parameters: torch.optim.Adam(parameters, lr=1e-2))
+        self.optimizer = make([*self.parameters, *self.shared])
         self.scheduler = scheduler(self.optimizer) if scheduler else None
         self.models, self.losses, self.penalty, self.clip, self.processes = models, losses, penalty, clip, processes
         self.device = self.parameters[0].device
@@ -187,13 +188,6 @@ class Trainer:
         with torch.no_grad():
             for p, before in zip(self.parameters, start, strict=True):
                 p.copy_(torch.lerp(before, p, aligned(self.step_scale, p).to(p)))
-
-
-def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the default optimiser, as one operation for all parameters where torch has it."""
-    held = list(parameters)
-    fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in held)
-    return torch.optim.Adam(held, lr=1e-2, fused=fused)
 
 
 def _gradient(p: nn.Parameter) -> Tensor:

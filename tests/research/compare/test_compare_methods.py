@@ -269,7 +269,10 @@ def test_ablations_leave_out_what_they_say() -> None:
         assert MPGELU in mpgelu
         assert ReLU in relu
         assert Dropout in relu
-    assert not any(Periodic in layers for layers in layers_of("plain")[:1])
+    assert not any(Periodic in layers for layers in layers_of("plain"))
+    assert len(layers_of("plain")) == len(layers_of("constant"))
+    assert not any({MPGELU, Dropout} & layers for layers in layers_of("smooth"))
+    assert all(Periodic in layers for layers in layers_of("smooth"))
 
 
 def test_one_network_is_the_first_of_one_kind() -> None:

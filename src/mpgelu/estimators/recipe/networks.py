@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,6 +14,8 @@ from mpgelu.estimators.recipe.settings import Kind, Settings
 from mpgelu.layers import MPGELU, GaussianLinear, Linear, SiLU
 from mpgelu.likelihoods import Likelihood
 from mpgelu.networks import Stack, network
+
+_one_at_a_time = threading.RLock()
 
 
 def default_network(features: int, kind: Kind, outputs: int) -> nn.Module:
@@ -50,9 +53,12 @@ def new_networks(features: int, kind: Kind, likelihood: Likelihood, settings: Se
 
 @contextmanager
 def single_precision(seed: int) -> Iterator[None]:
-    """Return a context with a seed, and with float32 and the CPU as torch's defaults; those before are restored."""
-    before = torch.get_default_dtype()
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    """Return a context with a seed, and with float32 and the CPU as torch's defaults; those before are restored.
+
+    Seed and data type are those of the process, so that one thread at a time is in such a context.
+    """
+    with _one_at_a_time, torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        before = torch.get_default_dtype()
         torch.manual_seed(seed)
         torch.set_default_dtype(torch.float32)
         try:

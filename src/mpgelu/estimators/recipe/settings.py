@@ -25,9 +25,10 @@ class Kind:
         sigma: Standard deviation of the initial frequencies of the periodic embedding; ``None`` for no embedding.
         effort: Number of steps relative to the settings; below one it is early stopping, which suits few and noisy
             rows.
-        smooth: Whether networks without dropout are smooth functions, by SiLU. Otherwise they are piecewise linear, by
-            MP-GELU, which is ReLU for known inputs; such networks can be constant over whole regions, which suits
-            targets that often have the same value. Networks with dropout always have MP-GELU.
+        smooth: Whether networks without dropout are smooth functions, by SiLU. Otherwise they are piecewise linear
+            functions of the embedded features, by MP-GELU, which is ReLU for known inputs; such networks can be
+            constant over whole regions, which suits targets that often have the same value. Without effect on networks
+            with dropout, which always have MP-GELU.
     """
 
     hidden: tuple[int, ...]

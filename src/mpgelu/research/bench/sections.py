@@ -200,7 +200,7 @@ def many_models(settings: Settings) -> Rows:
     kinds: dict[str, Kind] = {"diagonal": DiagonalMoments, "exact": FactoredMoments}
     for name, kind in kinds.items():
         stack = Stack(networks)
-        steps = [_step(net, partial(_moments, net, kind), x[i], y[i]) for i, net in enumerate(networks)]
+        steps = [_step(net, partial(_moments, as_function(net), kind), x[i], y[i]) for i, net in enumerate(networks)]
         together = _step(stack, partial(_moments, stack, kind), x, y)
         timings = in_turns({"one by one": partial(_all, steps), "as one": together}, 5)
         table += [
