@@ -113,7 +113,7 @@ def test_several_calls_at_once_take_no_more_threads_than_cores(monkeypatch: pyte
         caller.start()
     for caller in callers:
         caller.join()
-    assert most == 3
+    assert most <= 3
     assert threads._processes[os.getpid()].working == 0
     most = 0
     run_all([task] * 20, threads=2)
