@@ -27,8 +27,8 @@ def robust_scale(X: Array) -> FeatureScale:
 
     The standard deviation :math:`\sigma` is taken of values clipped at ten times :math:`\mathrm{IQR} / 1.349`, so that
     a single outlier widens the scale of r rows by a factor of at most about :math:`\sqrt{1 + 100 / r}`. If the
-    quartiles are equal, as in a column that is mostly zero, s is the median absolute deviation of the values that differ
-    from the median, because these carry the information.
+    quartiles are equal, as in a column that is mostly zero, s is the median absolute deviation of the values that
+    differ from the median, because these carry the information.
 
     Args:
         X: Features, ``(rows, n)``.
