@@ -50,6 +50,11 @@ class _Team:
             self._process.working += found
             return found
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether more threads work than should, because other calls began since."""
+        return self._process.working > self._most
+
     def give(self, count: int) -> None:
         """Let threads that worked be idle, or with a negative number the reverse."""
         with self._process.lock:
@@ -65,7 +70,8 @@ def run_all(tasks: Sequence[Callable[[], Result]], threads: int) -> list[Result]
 
     The calling thread works, too. Inside a task, further tasks are shared with threads of the outermost call that have
     none. All callers share one pool with a thread for each core, of which only as many work as there are cores that
-    calling threads leave. After an exception no further task is started, and the exception is raised.
+    calling threads leave; one that helps ends at its next task if other calls began. After an exception no further task
+    is started, and the exception is raised.
 
     Args:
         tasks: Functions without arguments that do not depend on each other.
@@ -98,10 +104,10 @@ def _run_all(tasks: Sequence[Callable[[], Result]], threads: int, team: _Team) -
     lock = threading.Lock()
     stopped = False
 
-    def work() -> None:
+    def work(helping: bool = False) -> None:
         nonlocal stopped
         try:
-            while True:
+            while not (helping and team.is_crowded):
                 with lock:
                     place, task = (None, None) if stopped else next(waiting, (None, None))
                 if place is None or task is None:
@@ -116,7 +122,7 @@ def _run_all(tasks: Sequence[Callable[[], Result]], threads: int, team: _Team) -
             return
         _state.team = team
         try:
-            work()
+            work(helping=True)
         finally:
             _state.team = None
             team.give(1)
