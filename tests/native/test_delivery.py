@@ -143,7 +143,7 @@ def test_every_file_compiles_on_its_own_without_a_warning(name: str) -> None:
 VARIANTS = ["baseline", "avx2", "avx512"]
 
 
-def by_variant(found: Callable[[], list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch) -> None:
+def check_variants(found: Callable[[], list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that every variant of this processor gives the same value to rounding, and that it was called."""
     here, made = native.variant(), []
     for variant in VARIANTS[: VARIANTS.index(here) + 1]:
@@ -172,7 +172,7 @@ def test_variants_agree(nonlinearity: Any, kind: Any, monkeypatch: pytest.Monkey
         (after.mean.sum() + after.variance.sum()).backward()
         return [after.mean, after.variance, *(p.grad for p in stack.parameters() if p.grad is not None)]
 
-    by_variant(found, monkeypatch)
+    check_variants(found, monkeypatch)
 
 
 @pytest.mark.skipif(not native.available(), reason="needs the compiled kernels")
@@ -181,14 +181,14 @@ def test_variants_agree_on_an_estimator(monkeypatch: pytest.MonkeyPatch) -> None
     X = np.random.default_rng(0).normal(size=(60, 3))
     settings: dict[str, Any] = {"folds": 2, "random_state": 0}
     few = mp.MPGELURegressor((8, 8), steps=3, **settings)
-    by_variant(lambda: [torch.as_tensor(few.fit(X, X[:, 0]).predict(X))], monkeypatch)
+    check_variants(lambda: [torch.as_tensor(few.fit(X, X[:, 0]).predict(X))], monkeypatch)
     model = mp.MPGELURegressor((8, 8), steps=50, **settings).fit(X, np.sin(3 * X[:, 0]))
 
     def predicted() -> list[torch.Tensor]:
         model.ensemble_._fast = Prepared()
         return [torch.as_tensor(part) for part in (*model.predict_parts(X), *model.predict_interval(X))]
 
-    by_variant(predicted, monkeypatch)
+    check_variants(predicted, monkeypatch)
 
 
 def test_wrong_kind_of_tensor() -> None:
