@@ -48,8 +48,8 @@ class HeteroscedasticGaussian(Likelihood):
         check_target("HeteroscedasticGaussian.expected_log_prob", moments, y)
         mean, log_variance = MeanAndLogVariance.of(moments.mean)
         s11, s12, _, s22 = moments.covariance.flatten(-2).unbind(-1)
-        error = mean - s12 - y
-        return -0.5 * (math.log(2 * math.pi) + log_variance + (s11 + error * error) * torch.exp(s22 / 2 - log_variance))
+        error, precision = mean - s12 - y, torch.exp(s22 / 2 - log_variance)
+        return -0.5 * (math.log(2 * math.pi) + log_variance + (s11 + error * error) * precision)
 
     def predictive(self, moments: Moments | Tensor, nodes: int = NODES) -> Predictive:
         """The distribution of y: a mixture over the log-variance, each component Gaussian; see :class:`Predictive`.
